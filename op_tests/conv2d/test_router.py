@@ -102,6 +102,26 @@ def test_1x1_filters_on_many_pixels_take_pointwise(asked: Problem, algorithm: st
     assert choose(asked, H200, serving).algorithm == algorithm
 
 
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_few_filters_take_their_own_kernel(layout: str) -> None:
+    """The last layers of decoders, as they were measured on an H100."""
+    serving = (("few_filters", ((128, 32),)), ("wave_gemm", WAVE_TILES), *WITH_DIRECT)
+    for channels, size in ((128, 512), (64, 512), (256, 256), (128, 64)):
+        asked = problem(channels, size, 3)._replace(layout=layout)
+        assert choose(asked, H200, serving).algorithm == "few_filters"
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_sums_of_few_products_take_their_own_kernel(layout: str) -> None:
+    """First layers, as they were measured on an H100."""
+    serving = (("few_products", ((128, 32),)), ("wave_gemm", WAVE_TILES), *WITH_DIRECT)
+    for taps, filters, batch in ((3, 32, 1), (3, 32, 32), (7, 64, 1), (7, 64, 32)):
+        halved = {"stride": (2, 2), "padding": (taps // 2,) * 4, "out_size": (112, 112), "layout": layout}
+        asked = problem(3, 224, filters, R=taps, N=batch)._replace(**halved)
+        assert choose(asked, H200, serving).algorithm == "few_products"
+    assert choose(problem(3, 64, 512, R=3)._replace(layout=layout), H200, serving).algorithm != "few_products"
+
+
 def test_few_pixels_of_groups_take_wave_gemm() -> None:
     asked = problem(1024, 7, 1024, groups=32)
     assert choose(asked, H200, (("wave_gemm", WAVE_TILES), *WITH_DIRECT[1:])).algorithm == "wave_gemm"

@@ -33,6 +33,7 @@ constexpr int kSimdsPerComputeUnit = 4;
 constexpr int kLdsBytes = 64 << 10;
 constexpr int kLaneBytes = 16;
 constexpr bool kVectorsBeginAtWords = true;
+constexpr bool kRoundsNan = false;
 constexpr bool kHasPredicates = false;
 #if defined(HIPCONV_HAS_XF32)
 constexpr bool kHasTf32 = true;
@@ -203,6 +204,8 @@ HIPCONV_INLINE uint16_t float_to_bf16_bits(float v) {
     const uint32_t bits = bit_cast<uint32_t>(v);
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
+
+HIPCONV_INLINE float at_least(float v, float least) { return v < least ? least : v; }
 
 HIPCONV_INLINE float approx_exp2(float v) {
 #if __has_builtin(__builtin_amdgcn_exp2f)

@@ -36,6 +36,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //   kVectorsBeginAtWords: a vector's address need only be a multiple of 4
 //   kHasPredicates: lanes leave out an instruction at no cost, by a predicate, and pairs of values are no better than single
 //       ones. Elsewhere conditions cost a selection each, and one instruction computes with both of a pair (on some cards)
+//   kRoundsNan: rounding to 16 bits keeps every NaN; elsewhere one whose bits are low may become an infinity or a zero
 //   kMatrixUnit: the instructions that multiply matrices; it holds in the device pass
 //   kHasTf32: there are such instructions of TF32, if there are any; it holds in the device pass
 //   kCopiesPastRegisters: memory is copied to LDS past the registers, while the thread goes on (copy_later); LDS beyond 48 KB
@@ -93,6 +94,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //
 //   bit_cast<To>(from): the same bits
 //   f16_bits_to_float, float_to_f16_bits, float_to_bf16_bits: conversions; both stores round to nearest, ties to even
+//   at_least(v, least): the larger of the two; a NaN v stays one
 //   approx_exp2, approx_rcp, approx_rsqrt: the hardware's own approximations
 //   shifted_right(low, high, bits), shifted_left(low, high, bits): the lower word of the two, shifted right by 16 bits or none,
 //       and the upper word, shifted left

@@ -34,6 +34,7 @@ namespace hipconv {
 constexpr int kWaveSize = HIPCONV_SIMT_WAVE;
 constexpr int kLaneBytes = HIPCONV_SIMT_WAVE == 32 ? 8 : 16;
 constexpr bool kVectorsBeginAtWords = HIPCONV_SIMT_WAVE != 32;
+constexpr bool kRoundsNan = false;
 constexpr bool kHasPredicates = HIPCONV_SIMT_WAVE == 32;
 #else
 constexpr int kWaveSize = 64;  // as on the home platform
@@ -130,6 +131,8 @@ inline uint16_t float_to_f16_bits(float v) {
 }
 
 inline uint16_t float_to_bf16_bits(float v) { return by_hand::float_to_bf16_bits(v); }
+
+inline float at_least(float v, float least) { return v < least ? least : v; }
 
 inline float approx_exp2(float v) { return exp2f(v); }
 inline float approx_rcp(float v) { return 1.0f / v; }

@@ -28,6 +28,7 @@ constexpr int kSimdsPerComputeUnit = 4;
 constexpr int kLdsBytes = 208 << 10;  // the rest is left to the first cache
 constexpr int kLaneBytes = 8;         // half the registers a thread and twice the threads measured faster than 16
 constexpr bool kVectorsBeginAtWords = false;
+constexpr bool kRoundsNan = true;
 constexpr bool kHasPredicates = true;
 constexpr bool kHasTf32 = true;
 #if defined(HIPCONV_HAS_MMA_SYNC)
@@ -214,6 +215,16 @@ HIPCONV_INLINE uint16_t float_to_bf16_bits(float v) {
     return bits;
 #else
     return v != v ? 0x7fff : by_hand::float_to_bf16_bits(v);
+#endif
+}
+
+HIPCONV_INLINE float at_least(float v, float least) {
+#if defined(HIPCONV_HAS_BF16)
+    float r;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(v), "f"(least));
+    return r;
+#else
+    return v < least ? least : v;
 #endif
 }
 

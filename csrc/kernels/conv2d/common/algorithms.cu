@@ -35,6 +35,8 @@ constexpr Algorithm kAlgorithms[] = {
      conv2d_direct_tiles,
      conv2d_direct_packing,
      conv2d_direct_pack},
+    {{"few_filters", conv2d_few_filters_refusal, conv2d_few_filters}, conv2d_few_filters_tiles},
+    {{"few_products", conv2d_few_products_refusal, conv2d_few_products}, conv2d_few_products_tiles},
     {{"pointwise", conv2d_pointwise_refusal, conv2d_pointwise}, conv2d_pointwise_tiles},
     {{"skinny_gemm", conv2d_skinny_gemm_refusal, conv2d_skinny_gemm}, conv2d_skinny_gemm_tiles},
     {{"wave_gemm", conv2d_wave_gemm_refusal, conv2d_wave_gemm}, conv2d_wave_gemm_tiles},

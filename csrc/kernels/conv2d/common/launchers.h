@@ -42,6 +42,16 @@ std::vector<Conv2dTile> conv2d_wave_gemm_tiles(const std::string& arch, DType dt
 const char* conv2d_wave_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_wave_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
+// Few products in a sum, of taps and channels: waves gather their factors. No workspace.
+std::vector<Conv2dTile> conv2d_few_products_tiles(const std::string& arch, DType dtype);
+const char* conv2d_few_products_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_few_products(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
+// Few filters: all their taps are columns of one product, whose sums an output adds up along diagonals. No workspace.
+std::vector<Conv2dTile> conv2d_few_filters_tiles(const std::string& arch, DType dtype);
+const char* conv2d_few_filters_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_few_filters(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
 // 1x1 taps of few enough channels and filters for LDS: waves that wait for memory alone. No workspace.
 std::vector<Conv2dTile> conv2d_pointwise_tiles(const std::string& arch, DType dtype);
 const char* conv2d_pointwise_refusal(const Conv2dParams& params, const Conv2dPlan& plan);

@@ -93,6 +93,30 @@ HIPCONV_INLINE void store_eight(const float (&v)[8], void* base, int64_t index, 
     *global_pointer<Words4>(address + index * 2) = words;
 }
 
+// Stores four or eight values, none of which is a NaN that rounding would change.
+template <int kEach>
+HIPCONV_INLINE void store_rounded(const float (&v)[kEach], uint64_t address, DType dtype) {
+    if (dtype == DType::f32) {
+#pragma unroll
+        for (int part = 0; part < kEach / 4; ++part) {
+            Words4 words{};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) set_word(words, i, bit_cast<uint32_t>(v[4 * part + i]));
+            *global_pointer<Words4>(address + 16 * part) = words;
+        }
+        return;
+    }
+    Words<uint16_t, kEach> words{};
+    if (dtype == DType::bf16) {
+#pragma unroll
+        for (int i = 0; i < kEach / 2; ++i) set_word(words, i, pack<bf16>(make_pair(v[2 * i], v[2 * i + 1])));
+    } else {
+#pragma unroll
+        for (int i = 0; i < kEach / 2; ++i) set_word(words, i, pack<f16>(make_pair(v[2 * i], v[2 * i + 1])));
+    }
+    *global_pointer<Words<uint16_t, kEach>>(address) = words;
+}
+
 // Activates eight values with one switch.
 HIPCONV_INLINE void activate_eight(float (&v)[8], Conv2dActivation activation) {
     with_activation(activation, [&](Conv2dActivation kind) {

@@ -1,15 +1,10 @@
 // The algorithm `pointwise`: what its launcher hands to its kernels.
 #pragma once
 
-#include "../gemm/gemm.h"
-#include "matrix/chunk_mma.h"
+#include "../gemm/run_atom.h"
 
 namespace hipconv {
 
-constexpr int kPointwiseThreads = 256;
-constexpr int kPointwisePixels = 16;   // of a wave, at once
-constexpr int kPointwiseFilters = 32;  // whose sums a wave makes at once
-constexpr int kPointwisePiece = 32;    // channels
 constexpr int kPointwiseMostChannels = 256;
 constexpr int kPointwiseLds = kCopiesPastRegisters ? 72 * 1024 : 32 * 1024;  // bytes, at most
 
@@ -19,9 +14,9 @@ HIPCONV_INLINE constexpr int pointwise_blocks(int pieces) { return kCopiesPastRe
 struct PointwiseParams {
     Conv2dParams conv;
     int32_t pixels;                 // of all images
-    int32_t tiles;                  // of kPointwisePixels
+    int32_t tiles;                  // of kRunPixels
     int32_t chunks;                 // of 8 channels
-    int32_t filter_groups;          // of kPointwiseFilters
+    int32_t filter_groups;          // of kRunFilters
     bool by_vectors;                // whether x and filters are read by 16 bytes, else by 4
     bool vector_stores;             // whether eight filters of out, and of the residual, are aligned; else they are in pairs
     bool x_is_dense, out_is_dense;  // pixels of all images are at one distance
@@ -30,7 +25,7 @@ struct PointwiseParams {
 
 // Bytes of LDS: all filters, and their bias.
 inline int64_t pointwise_lds(int64_t filter_groups, int64_t pieces) {
-    return filter_groups * kPointwiseFilters * (pieces * kPointwisePiece * 2 + 4);
+    return filter_groups * kRunFilters * (pieces * kRunPiece * 2 + 4);
 }
 
 constexpr int kPointwiseMostPiecesByWords = 2;

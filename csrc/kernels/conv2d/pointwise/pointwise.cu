@@ -3,8 +3,7 @@
 
 #include "../common/launchers.h"
 #include "../common/units.h"
-#include "../gemm/layout.h"
-#include "launch/compute_units.h"
+#include "../gemm/run_layout.h"
 #include "params.h"
 
 namespace hipconv {
@@ -12,11 +11,11 @@ namespace hipconv {
 namespace {
 
 int pieces_of(const Conv2dParams& p) {
-    const int pieces = static_cast<int>(ceil_of(p.in_channels, kPointwisePiece));
+    const int pieces = static_cast<int>(ceil_of(p.in_channels, kRunPiece));
     return pieces > 4 ? 8 : pieces;
 }
 
-int64_t filter_groups_of(const Conv2dParams& p) { return ceil_of(p.out_channels, kPointwiseFilters); }
+int64_t filter_groups_of(const Conv2dParams& p) { return ceil_of(p.out_channels, kRunFilters); }
 
 // Tells whether all pixels that outputs see, of all images, are at one distance.
 bool is_dense(const Image& image, int64_t batch, int64_t height, int64_t width) {
@@ -24,19 +23,10 @@ bool is_dense(const Image& image, int64_t batch, int64_t height, int64_t width) 
     return (height == 1 || image.row_stride == width * step) && (batch == 1 || image.batch_stride == height * width * step);
 }
 
-// Tells whether x and filters can be read, or out and the residual written, by so many neighbouring channels.
+// Tells whether x and filters can be read by so many neighbouring channels.
 bool reads_by(const Conv2dParams& p, int64_t channels) {
     return p.in_channels % channels == 0 && begins_at_multiples(p.x, p.batch, p.in_height, p.in_width, channels, p.dtype) &&
            begins_at_multiples(p.weight, p.out_channels, 1, 1, channels, p.dtype);
-}
-bool stores_by(const Conv2dParams& p, int64_t filters) {
-    const auto fits = [&](const Image& image, DType dtype) {
-        const int64_t each = dtype == DType::f32 && filters > 4 ? 4 : filters;  // 16 bytes at most
-        return begins_at_multiples(image, p.batch, p.out_height, p.out_width, each, dtype);
-    };
-    // A residual of a plan has strides, and no address where it is aligned.
-    const bool has_residual = p.residual.data || p.residual.channel_stride != 0;
-    return p.out_channels % filters == 0 && fits(p.out, p.out_dtype) && (!has_residual || fits(p.residual, p.residual_dtype));
 }
 
 }  // namespace
@@ -45,7 +35,7 @@ std::vector<Conv2dTile> conv2d_pointwise_tiles(const std::string& arch, DType dt
     const bool old = starts_with(arch, "sm_") && std::atoi(arch.c_str() + 3) < 80;
     const MatrixUnit unit = unit_of(arch);
     if (dtype == DType::f32 || unit == MatrixUnit::fma || unit == MatrixUnit::wmma11 || old) return {};
-    return {{kPointwiseThreads / 32 * kPointwisePixels, kPointwiseFilters}};
+    return {{kRunThreads / 32 * kRunPixels, kRunFilters}};
 }
 
 const char* conv2d_pointwise_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
@@ -55,7 +45,7 @@ const char* conv2d_pointwise_refusal(const Conv2dParams& p, const Conv2dPlan& pl
         int64_t{p.out_width - 1} * p.stride_w >= p.in_width)
         return "no padding";
     const bool by_vectors = reads_by(p, 8);
-    if ((!by_vectors && (!reads_by(p, 2) || pieces_of(p) > kPointwiseMostPiecesByWords)) || !stores_by(p, 2))
+    if ((!by_vectors && (!reads_by(p, 2) || pieces_of(p) > kPointwiseMostPiecesByWords)) || !stores_filters_by(p, 2))
         return "channels_last tensors of even numbers of channels, aligned to 4 bytes, or, of more than 64 channels of x, of "
                "multiples of 8 channels, aligned to 16 bytes";
     if (p.in_channels > kPointwiseMostChannels || pointwise_lds(filter_groups_of(p), pieces_of(p)) > kPointwiseLds)
@@ -69,20 +59,17 @@ void conv2d_pointwise(const Conv2dParams& p, const Conv2dPlan&, void* /*workspac
     PointwiseParams g{};
     g.conv = p;
     g.pixels = p.batch * p.out_height * p.out_width;
-    g.tiles = static_cast<int32_t>(ceil_of(g.pixels, kPointwisePixels));
+    g.tiles = static_cast<int32_t>(ceil_of(g.pixels, kRunPixels));
     g.chunks = static_cast<int32_t>(ceil_of(p.in_channels, 8));
     g.by_vectors = reads_by(p, 8);
-    g.vector_stores = stores_by(p, 8);
+    g.vector_stores = stores_filters_by(p, 8);
     g.filter_groups = static_cast<int32_t>(filter_groups_of(p));
     g.x_is_dense = p.stride_h == 1 && p.stride_w == 1 && is_dense(p.x, p.batch, p.in_height, p.in_width);
     g.out_is_dense = is_dense(p.out, p.batch, p.out_height, p.out_width);
     g.divide_by_image = divisor_of(static_cast<uint32_t>(p.out_height) * static_cast<uint32_t>(p.out_width));
     g.divide_by_row = divisor_of(static_cast<uint32_t>(p.out_width));
     const int pieces = pieces_of(p), lds = static_cast<int>(pointwise_lds(g.filter_groups, pieces));
-    // As many blocks as are resident at once: each of them brings all filters to LDS.
-    constexpr int64_t kLdsOfUnit = kCopiesPastRegisters ? 224 * 1024 : 64 * 1024;
-    const int64_t room = kLdsOfUnit / (kCopiesPastRegisters ? lds + 1024 : kPointwiseLds), most = pointwise_blocks(pieces);
-    const int64_t resident = (room < most ? room : most) * compute_units_here();
+    const int64_t resident = resident_blocks(lds, kPointwiseLds, pointwise_blocks(pieces));
     launch_pointwise(g, pieces, static_cast<unsigned>(g.tiles < resident ? g.tiles : resident), lds, stream);
 }
 

@@ -562,6 +562,79 @@ def pointwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
     return Estimate(begin + max(moved, executed) + _POINTWISE_BOTH * min(moved, executed), tiles[0])
 
 
+# ---- few filters -------------------------------------------------------------------------------------------------------------
+
+# Fitted to 22 layers on an H100, and a tenth off: microseconds of a launch with its filters; of a compute unit, for a pixel
+# with its stores, and for 32 channels of it, by how x is read; how much longer more than 32 columns take; bytes of memory.
+_FILTERS_LAUNCH, _FILTERS_PIXEL = 7.0, 0.0035
+_FILTERS_PIECE, _FILTERS_COLUMNS, _FILTERS_BYTES = {"vectors": 0.0029, "pairs": 0.0053, "elements": 0.0095}, 1.3, 3.0e6
+
+
+def few_filters(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """A compute unit's time for its pixels, a halo included, and the bytes' time."""
+    if not tiles:
+        return last_resort(problem, card, tiles, workspace_limit)
+    even = problem.layout == "nchw" and problem.in_size[1] % 2 == 0
+    read = "vectors" if problem.layout == "nhwc" and problem.in_channels % 8 == 0 else "pairs" if even else "elements"
+    halo = [(taps - 1) * dilation for taps, dilation in zip(problem.kernel, problem.dilation, strict=True)]
+    pixels = problem.pixels * (1 + halo[0] / 16) * (1 + halo[1] / 32)
+    columns = problem.out_channels * math.prod(problem.kernel)
+    of_pixel = _FILTERS_PIXEL + _FILTERS_PIECE[read] * -(-problem.in_channels // 32)
+    if columns > 32:
+        of_pixel *= _FILTERS_COLUMNS
+    size = 2 * (problem.batch * problem.in_channels * math.prod(problem.in_size) + problem.pixels * problem.out_channels)
+    return Estimate(_FILTERS_LAUNCH + max(pixels / card.compute_units * of_pixel, size / _FILTERS_BYTES), tiles[0])
+
+
+# ---- sums of few products ----------------------------------------------------------------------------------------------------
+
+# Fitted to 30 layers on an H100, and a twelfth off: microseconds of a launch with its tables, and of filters in LDS, for 32 of
+# them and a piece of 32 products; those of a compute unit for 16 pixels, beside them for 32 filters (along filters, and along
+# pixels, by vectors and one by one), and for each piece but the first, of pairs and of single elements; bytes of memory.
+_FEW, _FEW_FILTERS, _FEW_BYTES = 3.4, 0.3, 3.0e6
+_FEW_TILE, _FEW_GROUP, _FEW_PIECE = 0.015, {"nhwc": 0.045, "nchw": 0.065, "elements": 0.155}, {True: 0.03, False: 0.045}
+_FEW_MOST_PIECES = 6
+_FEW_BOTH = 0.33  # of the shorter one of both times shows
+
+
+def _few_order(problem: Problem) -> tuple[int, bool]:
+    """Count the pieces of 32 products, and tell whether they are read in pairs: as order_of in
+    csrc/kernels/conv2d/few_products/few_products.cu has it.
+    """
+    inside = problem.layout == "nhwc" and problem.in_channels > 1
+    of_column = problem.in_channels if inside else 1
+    runs = problem.kernel[0] * (1 if inside else problem.in_channels)
+    length = problem.kernel[1] * of_column
+
+    def pieces_of(products: int) -> int:
+        pieces = -(-products // 32)
+        return pieces if pieces <= 3 else _FEW_MOST_PIECES
+
+    alone = pieces_of(runs * length)
+    even = problem.stride[1] * of_column % 2 == 0 and problem.in_size[1] * of_column % 2 == 0
+    if not even or (problem.dilation[1] != 1 and problem.kernel[1] > 1):
+        return alone, False
+    length = -(-(problem.padding[2] * of_column % 2 + length) // 2) * 2
+    paired = pieces_of(runs * length)
+    fits = runs * length <= 32 * _FEW_MOST_PIECES and paired < 2 * alone
+    return (paired, True) if fits else (alone, False)
+
+
+def few_products(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """The bytes' time and the compute units' time, for 16 pixels and 32 filters after another."""
+    if not tiles:
+        return last_resort(problem, card, tiles, workspace_limit)
+    groups, (pieces, pairs) = -(-problem.out_channels // 32), _few_order(problem)
+    stores = problem.layout
+    if problem.out_channels % 2 != 0 if stores == "nhwc" else math.prod(problem.out_size) % 4 != 0:
+        stores = "elements"
+    moved = 2 * (problem.batch * problem.in_channels * math.prod(problem.in_size) + problem.pixels * problem.out_channels)
+    of_tile = _FEW_TILE + groups * _FEW_GROUP[stores] + (pieces - 1) * _FEW_PIECE[pairs]
+    copied, executed = moved / _FEW_BYTES, -(-problem.pixels // (16 * card.compute_units)) * of_tile
+    begin = _FEW + _FEW_FILTERS * groups * pieces
+    return Estimate(begin + max(copied, executed) + _FEW_BOTH * min(copied, executed), tiles[0])
+
+
 # ---- small problems ----------------------------------------------------------------------------------------------------------
 
 

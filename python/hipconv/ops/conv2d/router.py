@@ -42,6 +42,16 @@ ALGORITHMS = {
     "direct": Algorithm(
         "matrix cores on a patch of x in LDS: few channels or few filters, of a group or in all; 16-bit types", costs.direct
     ),
+    "few_filters": Algorithm(
+        "matrix cores fed from memory, the taps of all filters beside each other, so that x is multiplied once: up to 64 taps "
+        "of all filters together, of stride 1; 16-bit types, one group",
+        costs.few_filters,
+    ),
+    "few_products": Algorithm(
+        "matrix cores on what waves gather from memory, all filters in LDS: sums of up to 192 products, as in first layers; "
+        "16-bit types, one group",
+        costs.few_products,
+    ),
     "pointwise": Algorithm(
         "matrix cores fed from memory, all filters in LDS: 1x1 filters of few channels on many pixels, channels_last; 16-bit "
         "types, one group",
