@@ -29,6 +29,15 @@ HIPCONV_INLINE float to_float(f16 v) { return f16_bits_to_float(v.bits); }
 // types cannot hold such a NaN; f32 weights and biases can, and come through here once.
 HIPCONV_INLINE float canonical_nan(float v) { return v == v ? v : bit_cast<float>(0x7fc00000u); }
 
+// Calls run(T{}) or, where kHalvesShareKernels and f16 stands for both 16-bit types, run() with the one that a call has.
+template <typename T, typename Run>
+HIPCONV_INLINE auto with_halves(DType dtype, Run run) {
+    if constexpr (kHalvesShareKernels && sizeof(T) == 2) {
+        if (dtype == DType::bf16) return run(bf16{});
+    }
+    return run(T{});
+}
+
 // Loads a weight or bias element, whose type is known only at run time; all lanes take the same branch.
 HIPCONV_INLINE float load_parameter(const void* base, int64_t index, DType dtype) {
     switch (dtype) {

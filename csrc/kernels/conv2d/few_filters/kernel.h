@@ -223,7 +223,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, kFewFiltersBlocks)
                                              lane);
                     const int next_step = more_passes ? (pass + 1) * kSteps : 0;
                     const Words4* filters = lds + pass * kGroups * kGroupVectors + lane;
-                    const auto multiply = [&](auto like) {
+                    with_halves<T>(here.conv.dtype, [&](auto like) {
 #pragma unroll
                         for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
@@ -241,15 +241,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, kFewFiltersBlocks)
                                 }
                             load_step<A>(x.chunks[s], here, next, next_step + s, lane);
                         }
-                    };
-                    if constexpr (kHalvesShareKernels) {
-                        if (here.conv.dtype == DType::bf16)
-                            multiply(bf16{});
-                        else
-                            multiply(f16{});
-                    } else {
-                        multiply(T{});
-                    }
+                    });
                 }
 #pragma unroll
                 for (int group = 0; group < kGroups; ++group)

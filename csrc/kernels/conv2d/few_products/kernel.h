@@ -389,7 +389,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, few_products_blocks(kPieces, 
                     }
                 };
                 // Multiplies, and tells whether it has also stored the sums.
-                const auto multiply = [&](auto like) {
+                const bool is_stored = with_halves<T>(p.conv.dtype, [&](auto like) {
 #pragma unroll
                     for (int s = 0; s < kSteps; ++s)
 #pragma unroll
@@ -414,12 +414,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, few_products_blocks(kPieces, 
                         store_simple<decltype(like)>(v, least, address + 2 * int64_t{at + filter * next_filter});
                     });
                     return true;
-                };
-                bool is_stored;
-                if constexpr (kHalvesShareKernels)
-                    is_stored = p.conv.dtype == DType::bf16 ? multiply(bf16{}) : multiply(f16{});
-                else
-                    is_stored = multiply(T{});
+                });
                 filters += kGroupVectors;
                 if (is_stored) continue;
                 if (kAlongPixels && !p.by_vectors) {

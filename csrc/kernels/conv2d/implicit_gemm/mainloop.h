@@ -12,24 +12,9 @@ namespace hipconv {
 template <typename T, int kPixels, int kFilters, bool kFreesAddresses = false, typename RowOf>
 HIPCONV_INLINE void multiply(DType dtype, typename Mma<T, kPixels, kFilters>::Sums& sums, const Words4* pixels,
                              const Words4* filters, int lane, RowOf row_of) {
-    if constexpr (sizeof(T) == 2 && kHalvesShareKernels) {
-        if (dtype == DType::bf16)
-            return Mma<bf16, kPixels, kFilters>::template step<kFreesAddresses>(sums, pixels, filters, lane, row_of);
-    }
-    Mma<T, kPixels, kFilters>::template step<kFreesAddresses>(sums, pixels, filters, lane, row_of);
-}
-
-// Calls run() with T or, where kHalvesShareKernels, with the 16-bit type that the call has.
-template <typename T>
-struct TypeOf {
-    using type = T;
-};
-template <typename T, typename Run>
-HIPCONV_INLINE void with_type(DType dtype, Run run) {
-    if constexpr (sizeof(T) == 2 && kHalvesShareKernels) {
-        if (dtype == DType::bf16) return run(TypeOf<bf16>{});
-    }
-    run(TypeOf<T>{});
+    with_halves<T>(dtype, [&](auto like) {
+        Mma<decltype(like), kPixels, kFilters>::template step<kFreesAddresses>(sums, pixels, filters, lane, row_of);
+    });
 }
 
 // A wave's rows of an operand tile, and of a patch.
@@ -93,8 +78,8 @@ __device__ __forceinline__ void mainloop_async_copies(const ConvGemmParams& p, P
             Mma<T, kPixels, kFilters>::step(sums, tile + first_pixel, tile + first_filter, lane, SameRows{});
         }
     } else {
-        with_type<T>(p.conv.dtype, [&](auto type) {
-            using Wave = Mma<typename decltype(type)::type, kPixels, kFilters>;
+        with_halves<T>(p.conv.dtype, [&](auto like) {
+            using Wave = Mma<decltype(like), kPixels, kFilters>;
             const auto next_tile = [&] {
                 const Words4* const tile = next();
                 return typename Wave::template Tile<SameRows>{tile + first_pixel, tile + first_filter, {}};
@@ -136,8 +121,8 @@ __device__ __forceinline__ void mainloop_patches(const ConvGemmParams& p, const 
     patch.fill(p, lds, loaded);
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) fill(stage, stage);
-    with_type<T>(p.conv.dtype, [&](auto type) {
-        using Wave = Mma<typename decltype(type)::type, kPixels, kFilters>;
+    with_halves<T>(p.conv.dtype, [&](auto like) {
+        using Wave = Mma<decltype(like), kPixels, kFilters>;
         int stage = 0, free = kStages - 1, channel_block = 0, row = 0, column = 0;  // of the next tap
         // Waits until the next stage and, at a first tap, the next patch are there, and the ones before are read.
         const auto next = [&] {

@@ -128,7 +128,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, pointwise_blocks(kPieces))
                 for (int atom = 0; atom < 2; ++atom)
 #pragma unroll
                     for (int e = 0; e < P::kElements; ++e) sums[atom][e] = own_bias[atom * P::kFilters + P::filter_of(e)];
-                const auto multiply = [&](auto like) {
+                with_halves<T>(p.conv.dtype, [&](auto like) {
 #pragma unroll
                     for (int s = 0; s < kSteps; ++s)
 #pragma unroll
@@ -141,15 +141,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, pointwise_blocks(kPieces))
                                     f[i][k] = filters[(((s * 2 + atom) * A::kRows + i) * A::kChunks + k) * kWaveSize];
                             P::template multiply<decltype(like)>(sums[atom], x.chunks[s], f);
                         }
-                };
-                if constexpr (kHalvesShareKernels) {
-                    if (p.conv.dtype == DType::bf16)
-                        multiply(bf16{});
-                    else
-                        multiply(f16{});
-                } else {
-                    multiply(T{});
-                }
+                });
                 filters += kGroupVectors;
                 for_each_eight<P>(sums, [&](float(&v)[8], int i, int eight) {
                     const int filter = first + lane_filter + eight;

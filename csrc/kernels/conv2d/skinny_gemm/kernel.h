@@ -147,13 +147,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSkinnyMostThreads, 1)
         }
 #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
-            if constexpr (kHalvesShareKernels && sizeof(T) == 2) {
-                if (c.dtype == DType::bf16) {
-                    multiply_skinny<bf16>(sums, of_x[round], of_filters[round]);
-                    continue;
-                }
-            }
-            multiply_skinny<T>(sums, of_x[round], of_filters[round]);
+            with_halves<T>(c.dtype, [&](auto like) { multiply_skinny<decltype(like)>(sums, of_x[round], of_filters[round]); });
         }
     }
 

@@ -394,13 +394,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWaveGemmMostThreads, 1)
         const auto multiply = [&](const typename Reader::Operands& operands) {
 #pragma unroll
             for (int j = 0; j < Reader::kAtoms; ++j) {
-                if constexpr (kHalvesShareKernels) {
-                    if (p.conv.dtype == DType::bf16) {
-                        WaveAtom<matrix_unit_of<bf16>(), bf16>::multiply_chunks(sums[j], operands.pixels, operands.filters[j]);
-                        continue;
-                    }
-                }
-                A::multiply_chunks(sums[j], operands.pixels, operands.filters[j]);
+                with_halves<T>(p.conv.dtype, [&](auto like) {
+                    WaveAtom<matrix_unit_of<decltype(like)>(), decltype(like)>::multiply_chunks(sums[j], operands.pixels,
+                                                                                                operands.filters[j]);
+                });
             }
         };
         WaveSteps<A, kRead> steps(reader, part, parts, lane);
