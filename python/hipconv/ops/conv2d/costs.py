@@ -87,14 +87,15 @@ def _has_places(problem: Problem) -> bool:
     )
 
 
-def _repacking_us(problem: Problem) -> float:
+def _repacking_us(problem: Problem, parts: int = 1) -> float:
+    """x is read once, and written once for each part of its numbers."""
     if _has_places(problem):
-        return _repacking_us(repacked(problem))
+        return _repacking_us(repacked(problem), parts)
     pixels = max(problem.pixels, problem.batch * math.prod(problem.in_size)) if problem.kernel != (1, 1) else problem.pixels
     element = 4 if problem.dtype == "float32" else 2
     each = 16 // element
     rates = _REPACKED_BYTES if problem.layout == "nhwc" or math.prod(problem.in_size) % 4 == 0 else _REPACKED_ODD_BYTES
-    return _REPACKING + 2 * element * pixels * -(-problem.in_channels // each) * each / rates[element]
+    return _REPACKING + (1 + parts) * element * pixels * -(-problem.in_channels // each) * each / rates[element]
 
 
 # ---- the implicit GEMM -------------------------------------------------------------------------------------------------------
@@ -355,7 +356,7 @@ def split_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_l
     estimate = _warpgroups(whole_rows, card, tiles, workspace_limit, _SPLIT_COSTS)
     filters = 3 * 4 * inner.out_channels * inner.products / _REPACKED_BYTES[4]
     stored = 4 * problem.pixels * problem.out_channels / _SPLIT_STORED[problem.layout]
-    return estimate._replace(us=estimate.us + _repacking_us(whole_rows) + filters + stored)
+    return estimate._replace(us=estimate.us + _repacking_us(whole_rows, parts=2) + filters + stored)
 
 
 def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
