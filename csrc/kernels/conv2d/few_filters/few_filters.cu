@@ -33,26 +33,34 @@ struct FewTiling {
         const int64_t all = ceil_of(p.in_channels, kRunPiece);
         pieces = all > 2 && groups == 1 ? 4 : all > 1 ? 2 : 1;  // of which the registers have room
         passes = ceil_of(all, pieces);
+        const int64_t each = reads == FewReads::pairs ? 2 : 1;
+        patch_begin = reads == FewReads::pairs ? p.pad_left % 2 : 0;
+        const int64_t halo_rows = int64_t{p.kernel_height - 1} * p.dilation_h,
+                      halo_columns = int64_t{p.kernel_width - 1} * p.dilation_w;
         int64_t least = -1;
-        for (int64_t across = ceil_of(p.out_width, 64); across <= p.out_width; ++across) {
+        for (const int64_t most_columns : {64, 48, 32, 24, 16}) {
             FewTiling t = *this;
-            t.tile_columns = round_up(ceil_of(p.out_width, across), reads == FewReads::pairs ? 2 : 1);
-            t.patch_begin = reads == FewReads::pairs ? p.pad_left % 2 : 0;
-            t.patch_columns = round_up(t.patch_begin + t.tile_columns + int64_t{p.kernel_width - 1} * p.dilation_w,
-                                       reads == FewReads::pairs ? 2 : 1);
-            for (t.tile_rows = 1; t.tile_rows <= p.out_height && t.tile_rows <= 64; ++t.tile_rows) {
-                t.patch_rows = t.tile_rows + int64_t{p.kernel_height - 1} * p.dilation_h;
+            t.tile_columns = round_up(ceil_of(p.out_width, ceil_of(p.out_width, most_columns)), each);
+            t.patch_columns = round_up(t.patch_begin + t.tile_columns + halo_columns, each);
+            const int64_t free_bytes = kFewFiltersLds - few_filters_lds(groups, passes * pieces * kRunPiece, 0, 0);
+            // A row of a channel lies in sectors of 16 elements, and begins anywhere in one.
+            const int64_t read_columns = reads == FewReads::vectors ? t.patch_columns : round_up(t.patch_columns + 8, 16);
+            const int64_t most_rows = (free_bytes / (4 * columns) - 4) / t.patch_columns - halo_rows;
+            if (most_rows < 1) continue;
+            const int64_t fewest = ceil_of(p.out_height, most_rows);
+            for (int64_t down = fewest; down <= p.out_height; down = down < fewest + 8 ? down + 1 : 2 * down) {
+                t.tile_rows = ceil_of(p.out_height, down);
+                t.patch_rows = t.tile_rows + halo_rows;
                 t.pitch = round_up(t.patch_rows * t.patch_columns, 4) + 1;
                 t.lds = few_filters_lds(groups, passes * pieces * kRunPiece, columns, t.pitch);
-                if (t.lds > kFewFiltersLds) break;
+                const int64_t pixels = t.patch_rows * t.patch_columns;
                 const int64_t tiles = ceil_of(p.out_height, t.tile_rows) * ceil_of(p.out_width, t.tile_columns) * p.batch;
-                const int64_t rounds = round_up(t.patch_rows * t.patch_columns, kRunThreads / 2) + kRunThreads / 2;
-                const int64_t cost = ceil_of(tiles, resident) * rounds + tiles * t.patch_rows * t.patch_columns / resident;
+                const int64_t round = round_up(pixels, kRunThreads / 2) + kRunThreads / 2;
+                const int64_t cost = ceil_of(tiles, resident) * round + tiles * t.patch_rows * read_columns / resident;
                 if (least >= 0 && cost >= least) continue;
                 least = cost;
                 *this = t;
             }
-            if (least >= 0 && t.tile_columns <= 16) break;
         }
     }
 };

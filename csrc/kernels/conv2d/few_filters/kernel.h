@@ -13,10 +13,10 @@
 namespace hipconv {
 
 // Where a tile begins, in outputs.
-struct FewTile {
+struct FewRectangle {
     int image, row, column;
 
-    HIPCONV_INLINE FewTile(const FewFiltersParams& p, int number) {
+    HIPCONV_INLINE FewRectangle(const FewFiltersParams& p, int number) {
         const int line = static_cast<int>(divide(number, p.divide_by_across));
         image = static_cast<int>(divide(line, p.divide_by_down));
         row = (line - image * p.down) * p.tile_rows;
@@ -32,11 +32,11 @@ HIPCONV_INLINE int pixel_of_row(int row) {
 
 // A lane's pixels of 16 of the patch, from number `first` on: where their channels begin, if they lie in x.
 template <typename A>
-struct FewSources {
+struct PatchSources {
     uint64_t from[A::kRows];
     bool exists[A::kRows];
 
-    HIPCONV_INLINE FewSources(const FewFiltersParams& p, const FewTile& tile, int first, int lane) {
+    HIPCONV_INLINE PatchSources(const FewFiltersParams& p, const FewRectangle& tile, int first, int lane) {
         const Conv2dParams& c = p.conv;
 #pragma unroll
         for (int i = 0; i < A::kRows; ++i) {
@@ -63,7 +63,7 @@ struct FewSources {
 // Loads eight channels of contiguous pixels one by one; in pairs, both pixels of a lane by one read.
 template <bool kPairs, typename A>
 HIPCONV_INLINE void load_elements(Words4 (&to)[A::kRows][A::kChunks], int k, const Conv2dParams& c,
-                                  const FewSources<A>& sources, int first_channel) {
+                                  const PatchSources<A>& sources, int first_channel) {
     constexpr int kReads = kPairs ? 1 : A::kRows;
     uint32_t bits[kReads][8];
 #pragma unroll
@@ -92,7 +92,7 @@ HIPCONV_INLINE void load_elements(Words4 (&to)[A::kRows][A::kChunks], int k, con
 
 // Loads a step's chunks of a lane's pixels; what lies outside x is zeros.
 template <typename A>
-HIPCONV_INLINE void load_step(Words4 (&to)[A::kRows][A::kChunks], const FewFiltersParams& p, const FewSources<A>& sources,
+HIPCONV_INLINE void load_step(Words4 (&to)[A::kRows][A::kChunks], const FewFiltersParams& p, const PatchSources<A>& sources,
                               int step, int lane) {
     const Conv2dParams& c = p.conv;
 #pragma unroll
@@ -152,7 +152,7 @@ HIPCONV_INLINE void stage_columns(const FewFiltersParams& p, Words4* filters, in
 
 // Stores the outputs of a tile, a thread each. kTaps: along a row and a column, or 0 where that is known only at run time.
 template <int kTaps>
-HIPCONV_INLINE void store_tile(const FewFiltersParams& p, const FewTile& tile, const float* sums, int thread) {
+HIPCONV_INLINE void store_tile(const FewFiltersParams& p, const FewRectangle& tile, const float* sums, int thread) {
     const Conv2dParams& c = p.conv;
     for (int number = thread; number < p.tile_rows * p.tile_columns; number += kRunThreads) {
         const int of_tile = static_cast<int>(divide(number, p.divide_by_tile_columns));
@@ -200,7 +200,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, kFewFiltersBlocks)
         // The chunks of the next pixels, of this tile or the next one, are loaded as soon as those before are multiplied.
         PixelChunks<A, kSteps> x;
         if (static_cast<int>(blockIdx.x) < p.tiles) {
-            const FewSources<A> sources(p, FewTile(p, blockIdx.x), wave * kRunPixels, lane);
+            const PatchSources<A> sources(p, FewRectangle(p, blockIdx.x), wave * kRunPixels, lane);
 #pragma unroll
             for (int s = 0; s < kSteps; ++s) load_step<A>(x.chunks[s], p, sources, s, lane);
         }
@@ -208,7 +208,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, kFewFiltersBlocks)
         __syncthreads();
 #pragma unroll 1
         for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
-            const FewTile tile(p, number);
+            const FewRectangle tile(p, number);
 #pragma unroll 1
             for (int first = wave * kRunPixels; first < p.patch_pixels; first += kWaves * kRunPixels) {
                 typename A::Sums sums[kGroups][2] = {};
@@ -219,8 +219,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, kFewFiltersBlocks)
                     const bool more_pixels = more_passes || first + kWaves * kRunPixels < here.patch_pixels;
                     const int next_number = more_pixels ? number : number + static_cast<int>(gridDim.x);
                     const int next_first = more_passes ? first : more_pixels ? first + kWaves * kRunPixels : wave * kRunPixels;
-                    const FewSources<A> next(here, FewTile(here, next_number < here.tiles ? next_number : number), next_first,
-                                             lane);
+                    const PatchSources<A> next(here, FewRectangle(here, next_number < here.tiles ? next_number : number),
+                                               next_first, lane);
                     const int next_step = more_passes ? (pass + 1) * kSteps : 0;
                     const Words4* filters = lds + pass * kGroups * kGroupVectors + lane;
                     with_halves<T>(here.conv.dtype, [&](auto like) {
