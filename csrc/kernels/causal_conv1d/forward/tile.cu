@@ -154,6 +154,7 @@ TileWay way_of(const CausalConv1dFwdParams& p) {
     const bool short_tokens = dense && p.dim * element_bytes(p.dtype) < kShortTokenBytes;
     if (tile_is_whole(p, bytes) && !short_tokens)
         return rows_are_plain(p) && p.use_silu && p.width > 1 ? TileWay::usual : TileWay::checked;
+    if (tile_is_of_pairs(p)) return TileWay::checked;
     if (!causal_conv1d_tile_single_fits(p)) return TileWay::lds;
     return causal_conv1d_tile_checked_fits(p) ? TileWay::checked : TileWay::single;
 }

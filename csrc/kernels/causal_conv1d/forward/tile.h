@@ -106,6 +106,19 @@ inline bool tile_is_whole(const CausalConv1dFwdParams& p, int bytes) {
     return p.dim % channels == 0 && aligned(p.x) && aligned(p.out) && parameters_are_packed(p);
 }
 
+// Lanes of two channels are words of memory in which no larger vectors are aligned: a wave then writes 128 bytes of a token, of
+// which sectors of 32 bytes that it shares with another are fewer. An H100 showed that faster for many plain rows of three or
+// four taps, and for others not.
+constexpr int kFewestTokensOfPairs = 64, kFewestChannelsOfPairs = 64, kFewestOutputsOfPairs = 32 * kEnoughThreads;
+template <typename T, int kWidth>
+constexpr bool kHasPairs = kHasPredicates && sizeof(T) == 2 && kWidth == 4;
+inline bool tile_is_of_pairs(const CausalConv1dFwdParams& p) {
+    return kHasPredicates && element_bytes(p.dtype) == 2 && (p.width == 3 || p.width == 4) && rows_are_plain(p) &&
+           p.seqlen >= kFewestTokensOfPairs && p.dim >= kFewestChannelsOfPairs &&
+           static_cast<int64_t>(p.batch) * p.dim * p.seqlen >= kFewestOutputsOfPairs &&
+           !tile_is_whole(p, lane_bytes(p.width)) && tile_is_whole(p, 4);
+}
+
 // Loads packed biases of kChannels channels.
 template <typename P, int kTogether, int kChannels>
 HIPCONV_INLINE void packed_biases(const P* from, float (&to)[kChannels]) {

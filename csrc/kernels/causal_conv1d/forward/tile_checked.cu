@@ -81,13 +81,14 @@ HIPCONV_INLINE CheckedPlace place_of_shifted(const CausalConv1dFwdParams& p, con
     return {b, begin, d, tokens, static_cast<int>(row), static_cast<int>(lane), static_cast<int>(shifted.lanes), how};
 }
 
-// The number of blocks of a compute unit, by the registers that a width needs.
-constexpr int checked_blocks(int width, bool shifts) {
+// The number of blocks of a compute unit, by the registers that a width and channels need.
+constexpr int checked_blocks(int width, bool shifts, int channels) {
+    if (channels == 2) return 9;
     return width <= 2 ? (shifts ? 7 : 8) : width == 4 ? (shifts ? 5 : 6) : width == 6 ? 4 : 3;
 }
 
 template <typename T, typename Lane, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth, Lane::kShifts))
+__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth, Lane::kShifts, Lane::kChannels))
     causal_conv1d_fwd_tile_checked(CausalConv1dFwdParams p, TilePlan plan, ShiftedPlan shifted) {
     constexpr int kChannels = Lane::kChannels, kPairs = kChannels / 2, kParts = Lane::kParts;
     constexpr int kPast = kWidth - 1;
@@ -255,6 +256,7 @@ namespace {
 // A form of the kernel and the shape of its launch.
 struct CheckedForm {
     bool whole;  // lanes are aligned vectors
+    bool pairs;  // of two channels
     TileShape shape;
     int run;
     int64_t groups, row_groups;
@@ -282,7 +284,8 @@ void divide_rows(CheckedForm* form) {
 
 CheckedForm form_of(const CausalConv1dFwdParams& p) {
     CheckedForm form{};
-    const int size = element_bytes(p.dtype), bytes = lane_bytes(p.width), channels = bytes / size;
+    form.pairs = tile_is_of_pairs(p);
+    const int size = element_bytes(p.dtype), bytes = form.pairs ? 4 : lane_bytes(p.width), channels = bytes / size;
     form.whole = tile_is_whole(p, bytes);
     if (form.whole) {
         const Sequences& states = p.initial_states;
@@ -344,6 +347,9 @@ void causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stre
     with_even_width<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value, kChannels = lane_bytes(kWidth) / static_cast<int>(sizeof(T));
+        if constexpr (kHasPairs<T, kWidth>) {
+            if (form.pairs) return launch<T, WholeLane<T, 2>, kWidth>(p, form, stream);
+        }
         if (form.whole) return launch<T, WholeLane<T, kChannels>, kWidth>(p, form, stream);
         if constexpr (kMayShift<T, kWidth>) launch<T, ShiftedLane<T, kChannels>, kWidth>(p, form, stream);
     });
