@@ -140,7 +140,9 @@ struct WindowsAhead {
     const CausalConv1dVarlenParams& p;
     int in_slot;  // bytes, of this lane's sector; negative for none
 
-    HIPCONV_INLINE WindowsAhead(const StagedCall& call, int32_t first_channel, int channel) : p(call.params) {
+    HIPCONV_INLINE WindowsAhead(const StagedCall& call, int32_t first_channel, int channel, bool wanted)
+        : p(call.params), in_slot(-1) {
+        if (!wanted) return;
         const CausalConv1dVarlenParams& again = first_parameter_again(p);
         constexpr int kSize = static_cast<int>(sizeof(T)), kSector = 32;
         const bool packed = again.column_stride == 1;
@@ -186,9 +188,9 @@ __device__ __forceinline__ void make_row_begins(const StagedCall& call, const Be
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) weights[i] = own_taps[i];
 
-    const WindowsAhead<T> ahead(call, first_channel, channel);
+    const WindowsAhead<T> ahead(call, first_channel, channel, kPrefetches && count > kRows);
     constexpr int kAhead = 3;
-    if constexpr (kPrefetches) {
+    if (kPrefetches && count > kRows) {
 #pragma unroll
         for (int k = 1; k < kAhead; ++k)
             if (row + k * kRows < count) ahead.ask(found[row + k * kRows].read_slot);

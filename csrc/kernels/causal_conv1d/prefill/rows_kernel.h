@@ -34,21 +34,6 @@ struct BegunInWaves {
     int32_t counts[kRowsThreads / kWaveSize];
 };
 
-// A parameter as memory holds it, to be converted when it is needed.
-HIPCONV_INLINE uint32_t parameter_bits(const void* base, int64_t index, DType dtype) {
-    if (dtype == DType::f32) return global_pointer<const uint32_t>(base)[index];
-    return global_pointer<const uint16_t>(base)[index];
-}
-HIPCONV_INLINE float parameter_of_bits(uint32_t bits, DType dtype) {
-    float value = 0.0f;
-    with_dtype(dtype, [&](auto type) {
-        using P = decltype(type);
-        value = to_float(from_bits<P>(bits));
-        if (sizeof(P) == 4) value = canonical_nan(value);
-    });
-    return value;
-}
-
 // The outputs of a lane's tokens, of the channel whose line of x is here.
 template <typename T, int kWidth>
 __device__ __forceinline__ Words4 make_run(const Words4* cell, const Words4* taps, bool has_first_tap, bool use_silu) {
@@ -202,33 +187,61 @@ __device__ __forceinline__ void make_rows(const StagedCall& call, int32_t begin,
     if (own_ends.end - lane * kTokens < kTokens) stored = lowest_bits(own_ends.end - lane * kTokens);
     if (own_ends.first > lane * kTokens) stored &= ~lowest_bits(own_ends.first - lane * kTokens);
     if (span.has_begins || span.has_dead) {
-        const uint32_t taken = kFirstToken | (leaves ? 0 : kDeadToken), left_alone = leaves ? 1 : 0;
-        uint32_t all = 0;
+        // A byte a token, in sums, as branches would need masks of lanes.
+        const int first_kind = kHalo + lane * kTokens - apart;
+        const uint32_t* const of_lane = reinterpret_cast<const uint32_t*>(kinds - kHalo) + first_kind / 4;
+        constexpr uint32_t kEach = 0x01010101u;
+        uint32_t kind[kTokens / 4], low = of_lane[0], all = 0;
 #pragma unroll
-        for (int i = 0; i < kTokens; ++i) {
-            const uint32_t bits = kSize == 4 ? 0xffffffffu : i % 2 ? 0xffff0000u : 0x0000ffffu;
-            const uint32_t kind = kinds[lane * kTokens + i - apart];  // in sums, as branches would need masks of lanes
-            all |= kind;
-            from_lds[i * kSize / 4] |= (0 - (((kind & taken) + 1) >> 1)) & bits;
-            stored &= ~((kind / kDeadToken & left_alone) << i);
+        for (int w = 0; w < kTokens / 4; ++w) {
+            const uint32_t high = of_lane[w + 1];
+            kind[w] = static_cast<uint32_t>((uint64_t{high} << 32 | low) >> (first_kind % 4 * 8));
+            low = high;
+            all |= kind[w];
+            const uint32_t taken = kind[w] | (leaves ? 0 : kind[w] / kDeadToken);
+#pragma unroll
+            for (int i = 0; i < kSize; ++i) {
+                const uint32_t own = taken >> (i * 32 / kSize);
+                const uint32_t ones = kSize == 4 ? (0 - (own & 1)) : ((own & 1) | (own << 8 & 0x10000)) * 0xffff;
+                from_lds[w * kSize + i] = ones;
+            }
         }
-        any_dead = (all & kDeadToken) != 0;
+        any_dead = (all & kEach * kDeadToken) != 0;
+        if (any_dead && leaves) {
+#pragma unroll
+            for (int i = 0; i < kTokens; ++i) stored &= ~((kind[i / 4] >> (i % 4 * 8) & kDeadToken) / kDeadToken << i);
+        }
     }
     const bool any_from_lds = (from_lds[0] | from_lds[1] | from_lds[2] | from_lds[3]) != 0;
-    char* line =
-        static_cast<char*>(params().out) + ((int64_t{first_channel} + row) * params().out_dim_stride + begin - apart) * kSize;
+    // Most vectors are stored whole, without a detour.
+    const bool is_whole = alike && tokens_inner && !any_dead && stored == lowest_bits(kTokens);
+    const auto take_from_lds = [&](Words4& result, const Words4& made) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) set_word(result, w, (word(result, w) & ~from_lds[w]) | (word(made, w) & from_lds[w]));
+    };
+    const int64_t own_place = (int64_t{first_channel} + row) * params().out_dim_stride + begin - apart + lane * kTokens;
+    char* own_line = static_cast<char*>(params().out) + own_place * kSize;
     const int64_t line_step = kRowsOfBlock * params().out_dim_stride * int64_t{kSize};
+    constexpr bool kShares = kWaveSize > kRowLanes;  // rows that share a wave go on together
+    const int end = kShares ? plan().channels_of_block : channels;
+    const Words4* own_x = x_cells + row * Shape::kCells + kHaloCells + lane;
+    const Words4* own_taps = tap_cells + row * kTapCells;
 #pragma unroll 1
-    for (int channel = row; channel < plan().channels_of_block; channel += kRowsOfBlock, line += line_step) {
+    for (int channel = row; channel < end; channel += kRowsOfBlock, own_line += line_step,
+             own_x += kRowsOfBlock * Shape::kCells, own_taps += kRowsOfBlock * kTapCells) {
         // AMD's compiler would make masks of lanes of these bits in front of the loop: too many for its registers.
 #pragma unroll
         for (int w = 0; w < 4; ++w) beside_access(from_lds[w]);
         beside_access(stored);
-        const bool works = channel < channels;
-        const int own_cell = channel * Shape::kCells + kHaloCells + lane;
+        const bool works = !kShares || channel < channels;
         Words4 result{};
-        if (works && has_runs)
-            result = make_run<T, kWidth>(x_cells + own_cell, tap_cells + channel * kTapCells, missing == 0, params().use_silu);
+        if (works && has_runs) result = make_run<T, kWidth>(own_x, own_taps, missing == 0, params().use_silu);
+        if (is_whole) {
+            if (any_from_lds) take_from_lds(result, out_cells[own_x - x_cells]);
+            if (works) *reinterpret_cast<Words4*>(own_line) = result;
+            continue;
+        }
+        const int own_cell = channel * Shape::kCells + kHaloCells + lane;
         if (any_dead && !leaves) {
             const OutPlace<T> place(channel, tokens_inner);
 #pragma unroll 1
@@ -256,14 +269,10 @@ __device__ __forceinline__ void make_rows(const StagedCall& call, int32_t begin,
             continue;
         }
         Words4* const own = out_cells + own_cell;
-        if (any_from_lds) {
-            const Words4 made = *own;
-#pragma unroll
-            for (int w = 0; w < 4; ++w) set_word(result, w, (word(result, w) & ~from_lds[w]) | (word(made, w) & from_lds[w]));
-        }
+        if (any_from_lds) take_from_lds(result, *own);
         if (alike) {
             if (!works) continue;
-            Bits* const to = reinterpret_cast<Bits*>(line) + lane * kTokens;
+            Bits* const to = reinterpret_cast<Bits*>(own_line);
             if (stored == lowest_bits(kTokens)) {
                 *reinterpret_cast<Words4*>(to) = result;
             } else if (stored != 0) {
@@ -277,7 +286,8 @@ __device__ __forceinline__ void make_rows(const StagedCall& call, int32_t begin,
         // The output's vectors begin so many elements before those of x.
         *own = result;
         sync_wave();
-        const int before = elements_apart<T>(line);
+        const int before = elements_apart<T>(own_line);
+        Bits* const line = reinterpret_cast<Bits*>(own_line) - lane * kTokens;
         const Bits* const made_line = reinterpret_cast<const Bits*>(out_lines + channel * kLineBytes) + kHalo;
         const int first = lane * kTokens - before;
         if (before != 0) {
@@ -292,16 +302,16 @@ __device__ __forceinline__ void make_rows(const StagedCall& call, int32_t begin,
             // The vectors at both ends are not all this span's.
             const int at = lane < kTokens ? lane : kSpan - 2 * kTokens + lane;
             const bool is_own = lane < kTokens ? at < kTokens - before : lane < 2 * kTokens && at >= kSpan - before;
-            if (works && is_own && is_stored(at)) reinterpret_cast<Bits*>(line)[at] = made_line[at];
+            if (works && is_own && is_stored(at)) line[at] = made_line[at];
         }
         if (!works || first < 0) continue;
         const bool all = first >= own_ends.first && first + kTokens <= own_ends.end;
         if (all && !(leaves && span.has_dead)) {
-            *reinterpret_cast<Words4*>(line + first * kSize) = result;
+            *reinterpret_cast<Words4*>(line + first) = result;
         } else {
 #pragma unroll 1
             for (int at = first; at < first + kTokens; ++at)
-                if (is_stored(at)) reinterpret_cast<Bits*>(line)[at] = made_line[at];
+                if (is_stored(at)) line[at] = made_line[at];
         }
     }
     if (tokens_inner) {
@@ -338,7 +348,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
     HIPCONV_SHARED(Words4, out_cells, Shape::kOutCells);
     HIPCONV_SHARED(Words4, tap_cells, kRowsChannels * kTapCells);
     HIPCONV_SHARED(BeginInTile, found, kRowsFound);
-    HIPCONV_SHARED(uint32_t, kind_words, (kHalo + kSpan) / 4);
+    HIPCONV_SHARED(uint32_t, kind_words, (kHalo + kSpan) / 4 + 1);  // of four tokens, read by twos
     HIPCONV_SHARED(SpanEnds, ends, kTokens);
     HIPCONV_SHARED(SpanOfRows, shared_span, 1);
     HIPCONV_SHARED(BegunInWaves, begun_in_waves, 2);
@@ -347,15 +357,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
     const CausalConv1dVarlenParams& p = call.params;
     const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(p); };
     const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
-    const uint32_t stretch = blockIdx.z * gridDim.y + blockIdx.y;
-    if (stretch >= plan().stretches) return;
-    let_next_kernel_begin();
-    wait_for_kernel_before();
-    const auto indices = [&] { return EitherIndices{params(), plan().plain_indices}; };
+    uint32_t stretch;
+    if (!begin_stretch(call, stretch)) return;
     const int32_t first_channel = static_cast<int32_t>(blockIdx.x) * plan().channels_of_block;
     const auto begins_stretch = [&](int32_t token) { return (token & ((1 << plan().log2_tokens) - 1)) == 0; };
 #pragma unroll 1
     for (int32_t begin = static_cast<int32_t>(stretch << plan().log2_tokens);; begin += kSpan) {
+        from_here_on(begin);
         const int thread = thread_from_here_on();
         const int row = thread / kRowLanes, lane = thread % kRowLanes;
         const int32_t left = params().tokens - begin;  // tokens from `begin` on
@@ -376,8 +384,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             return LaneOfX{at + first_token * kSize, kRowsOfBlock * params().x_dim_stride * int64_t{kSize}, first_token,
                            first_token < params().tokens - begin};
         };
-        // Only vectors around the first and the last tokens may reach out of x.
+        // Only vectors around the first and the last tokens may reach out of a row, and only those of the first and the last
+        // channels out of x.
         const auto is_edge = [&] { return begin == 0 || params().tokens - begin <= 2 * kSpan; };
+        const auto may_reach_out = [&] {
+            return is_edge() &&
+                   (first_channel == 0 || first_channel + kRowsChannels >= params().dim || params().tokens < kTokens);
+        };
         const auto is_inside = [&](const char* at) {
             const uint64_t address = reinterpret_cast<uint64_t>(at);
             return address >= plan().x_begin && address + 16 <= plan().x_end;
@@ -392,13 +405,21 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
         static_assert(kAllHaloCells <= kRowsThreads && kWidth <= kRowsThreads / kRowsChannels, "a thread has one at most");
         {
             LaneOfX x = lane_of_x(row, lane);
-            const bool inside = !is_edge();
+            if (!is_edge() && channels == kRowsChannels) {
 #pragma unroll
-            for (int k = 0; k < kMine; ++k) {
-                cells[k] = Words4{};
-                if (row + k * kRowsOfBlock < channels && x.has_tokens && (inside || is_inside(x.at)))
+                for (int k = 0; k < kMine; ++k) {
                     cells[k] = *reinterpret_cast<const Words4*>(x.at);
-                x.at += x.step;
+                    x.at += x.step;
+                }
+            } else {
+                const bool inside = !may_reach_out();
+#pragma unroll
+                for (int k = 0; k < kMine; ++k) {
+                    cells[k] = Words4{};
+                    if (row + k * kRowsOfBlock < channels && x.has_tokens && (inside || is_inside(x.at)))
+                        cells[k] = *reinterpret_cast<const Words4*>(x.at);
+                    x.at += x.step;
+                }
             }
         }
         if (!begins_stretch(begin)) {
@@ -415,30 +436,33 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
         }
         const int64_t tap_d = int64_t{first_channel} + (tap_channel < channels ? tap_channel : 0);
         if (own_tap >= missing && own_tap < kWidth)
-            weight = parameter_bits(params().weight,
-                                    tap_d * params().weight_dim_stride + (own_tap - missing) * params().weight_width_stride,
-                                    params().weight_dtype);
+            weight = load_parameter_bits(
+                params().weight, tap_d * params().weight_dim_stride + (own_tap - missing) * params().weight_width_stride,
+                params().weight_dtype);
         if (own_tap == 0 && params().bias)
-            bias = parameter_bits(params().bias, tap_d * params().bias_stride, params().bias_dtype);
+            bias = load_parameter_bits(params().bias, tap_d * params().bias_stride, params().bias_dtype);
 
         // The sequences of the span.
         int32_t sequence;  // the first one to look at
-        {
-            const int32_t first = indices().start(0), end = indices().start(params().sequences);
+        const auto find_first = [&](const auto& indices) {
+            const int32_t first = indices.start(0), end = indices.start(params().sequences);
             // The last sequence that has begun before, if any has, is one of `span` from `base` on.
             int32_t base = 0, span = params().sequences;
             for (int step = 0;; step ^= 1) {
                 const bool is_last = span <= kRowsThreads;
                 if (!is_last) span = (span + kRowsThreads) / (kRowsThreads + 1);
                 const int64_t b = base + (is_last ? int64_t{thread} : (thread + int64_t{1}) * span);
-                const bool has_begun = b < params().sequences && indices().start(static_cast<int32_t>(b)) <= begin - kTokens;
+                const bool has_begun = b < params().sequences && indices.start(static_cast<int32_t>(b)) <= begin - kTokens;
                 const int begun = __popcll(__ballot(has_begun));
                 if (thread % kWaveSize == 0) begun_in_waves[step].counts[thread / kWaveSize] = begun;
                 if (base == 0) {
-                    for (int i = thread - kHalo; i < kSpan; i += kRowsThreads) {
+                    static_assert(kSpan <= kRowsThreads, "a thread has one token of the span");
+                    const auto begin_kind = [&](int i) {
                         const int32_t token = begin + i;
                         kinds[i] = token < first || token >= end ? kDeadToken : kRunToken;
-                    }
+                    };
+                    if (thread < kSpan) begin_kind(thread);
+                    if (thread < kHalo) begin_kind(thread - kHalo);
                     if (thread < kTokens)
                         ends[thread] = {begin < thread ? thread : 0, left + thread < kSpan ? left + thread : kSpan};
                     if (thread == 0) shared_span[0] = {0, 0, 0, 0, begin - kTokens < first || begin + kSpan > end};
@@ -451,7 +475,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
                 if (is_last) break;
             }
             sequence = base > 0 ? base - 1 : 0;  // the one before may go on here
-        }
+        };
+        // Loads wait for each other where the kinds of indices are told apart between them.
+        if (plan().plain_indices)
+            find_first(PlainIndices{params()});
+        else
+            find_first(AnyIndices{params()});
         SpanOfRows& span = shared_span[0];
         char* const x_lines = reinterpret_cast<char*>(x_cells);
         char* const out_lines = reinterpret_cast<char*>(out_cells);
@@ -461,7 +490,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             Words4* cell = x_cells + own_row * Shape::kCells + kHaloCells + own_lane;
 #pragma unroll
             for (int k = 0; k < kMine; ++k) cell[k * kRowsOfBlock * Shape::kCells] = cells[k];
-            if (is_edge()) {
+            if (may_reach_out()) {
                 LaneOfX x = lane_of_x(own_row, own_lane);
 #pragma unroll 1
                 for (int channel = own_row; channel < channels && x.has_tokens; channel += kRowsOfBlock) {
@@ -478,8 +507,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             if (own < kAllHaloCells) x_cells[own / kHaloCells * Shape::kCells + own % kHaloCells] = halo;
             const int tap = own / kRowsChannels;
             float* const to = taps + own % kRowsChannels * (4 * kTapCells);
-            if (tap >= missing && tap < kWidth) to[tap] = parameter_of_bits(weight, params().weight_dtype);
-            if (tap == 0) to[kWidth] = params().bias ? parameter_of_bits(bias, params().bias_dtype) : 0.0f;
+            if (tap >= missing && tap < kWidth) to[tap] = parameter_of(weight, params().weight_dtype);
+            if (tap == 0) to[kWidth] = params().bias ? parameter_of(bias, params().bias_dtype) : 0.0f;
         }
         // A row of lanes that makes starts looks up its own: number `start_row` and each kStartRows-th one after it. So the
         // state of the first one can come before all of them are known.
@@ -490,7 +519,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
         const auto look_up = [&](int32_t first) {
             if (own_start >= kRowsFound) return kNoSlot;
             PackedSequence s{};
-            if (first + own_start < params().sequences) s = indices().sequence(first + own_start);
+            if (first + own_start < params().sequences) s = indices_of(call).sequence(first + own_start);
             return mark_begin<T>(params(), s, first + own_start, own_start, begin, found, kinds, ends, span);
         };
         WindowOfSlot<T, kWidth> windows(call, first_channel + start_lane);

@@ -120,11 +120,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     const CausalConv1dVarlenParams& p = call.params;
     const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(p); };
     const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
-    const uint32_t stretch = blockIdx.z * gridDim.y + blockIdx.y;
-    if (stretch >= plan().stretches) return;
-    let_next_kernel_begin();
-    wait_for_kernel_before();
-    const auto indices = [&] { return EitherIndices{params(), plan().plain_indices}; };
+    uint32_t stretch;
+    if (!begin_stretch(call, stretch)) return;
     const int thread = static_cast<int>(threadIdx.x), wave = thread / kWaveSize, lane = thread % kWaveSize;
     const int32_t stretch_begin = static_cast<int32_t>(stretch * plan().tiles) * kTileTokens;
     const int32_t left = (params().tokens - stretch_begin + kTileTokens - 1) / kTileTokens;
@@ -169,7 +166,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
 
     // Waves find a tile each, so that no tile waits for the one before.
     for (int n = wave; n < tiles; n += kStagedThreads / kWaveSize) {
-        const TileTokens found = first_tile(indices(), stretch_begin + n * kTileTokens, lane);
+        const TileTokens found = first_tile(indices_of(call), stretch_begin + n * kTileTokens, lane);
         if (lane == 0) found_tiles[n] = found;
     }
     for (int n = 0; n < tiles; ++n) {
@@ -226,7 +223,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
 #pragma unroll 1
             for (int32_t base = tile.sequence; base < tile.sequences_end; base += kFoundBegins) {
                 const int left = tile.sequences_end - base, count = left < kFoundBegins ? left : kFoundBegins;
-                if (thread < count) found[thread] = begin_in_tile(indices(), base + thread, begin);
+                if (thread < count) found[thread] = begin_in_tile(indices_of(call), base + thread, begin);
                 __syncthreads();
                 const bool has_boundaries = params().block_idx_first.data;
 #pragma unroll 1

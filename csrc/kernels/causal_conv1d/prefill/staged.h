@@ -94,6 +94,19 @@ struct StagedCall {
     StagedPlan plan;
 };
 
+// A block begins with this: it has a stretch, or finds that it comes after the last one.
+__device__ __forceinline__ bool begin_stretch(const StagedCall& call, uint32_t& stretch) {
+    stretch = blockIdx.z * gridDim.y + blockIdx.y;
+    if (stretch >= first_parameter_again(call).plan.stretches) return false;
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    return true;
+}
+
+HIPCONV_INLINE EitherIndices indices_of(const StagedCall& call) {
+    return EitherIndices{first_parameter_again(call.params), first_parameter_again(call).plan.plain_indices};
+}
+
 // The most tokens that a window reaches back, in the instance that serves the width.
 inline int most_past(const CausalConv1dVarlenParams& p) {
     return (p.width == kUsualStagedWidth ? p.width : kMostStagedWidth) - 1;
