@@ -262,8 +262,11 @@ bool rows_serve(const CausalConv1dVarlenParams& p) {
 // Tells whether they are faster than tiles, by what an H100 and an H200 took.
 bool rows_are_faster(const CausalConv1dVarlenParams& p, bool in_place) {
     if (!in_place && p.tokens < 256 && p.dim > 2048) return false;
-    if (element_bytes(p.dtype) == 4 && p.width <= 5 && int64_t{p.dim} * p.tokens < 8 << 20) return false;
-    return (p.k_dim < 0 && p.out_token_stride == 1) || p.width > kUsualStagedWidth;
+    const int64_t elements = int64_t{p.dim} * p.tokens;
+    const bool narrow = p.width <= kUsualStagedWidth;
+    if (elements >= 1 << 18 && elements < 1 << 21 && (narrow || p.k_dim >= 0)) return false;
+    if (element_bytes(p.dtype) == 4 && p.width <= 5 && elements < 8 << 20) return false;
+    return (p.k_dim < 0 && p.out_token_stride == 1) || !narrow;
 }
 
 StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, bool in_place) {
