@@ -151,6 +151,47 @@ def test_gradients_in_another_order_than_x(device: torch.device, layout: str) ->
 
 
 @pytest.mark.parametrize("width", range(1, 9))
+def test_x_of_neighbouring_channels_beside_rows(device: torch.device, width: int) -> None:
+    """Tokens are neighbours in dout and dx, and rows begin anywhere: x comes by 16 bytes, by 4 or by elements."""
+    draw = random.Random(width)
+    for number in range(6):
+        dtype = [*DTYPES.values()][number % 3]
+        dims, lengths = [[32, 64, 72], [50, 66], [33]][number % 5 // 2], [[32, 64], [33, 57], [41, 75], [96]][number % 4]
+        sizes = (draw.choice([1, 2, 3]), draw.choice(dims), draw.choice(lengths), width)
+        names = ("use_silu", "has_bias", "has_ids", "has_initial", "has_final")
+        has: dict[str, Any] = {name: draw.random() < 0.4 for name in names}
+        case = Case(*sizes, dtype, draw.choice([dtype, torch.float32]), **has)
+        good = case.inputs(device, seed=number)
+        pitches = [case.dim + draw.choice([0, 0, 8, 2]), *(case.seqlen + draw.choice([0, 0, 1]) for _ in range(2))]
+        x, _ = _strided(good.x, (pitches[0] * case.seqlen, 1, pitches[0]), draw.choice([0, 0, 2, 8]), torch.nan)
+        (dout, _), (dx, buffer) = (
+            _strided(values, (case.dim * pitch, pitch, 1), draw.choice([0, 1]), fill)
+            for values, pitch, fill in (
+                (good.dout, pitches[1], torch.nan),
+                (torch.full_like(good.dout, torch.nan), pitches[2], 42.0),
+            )
+        )
+        inputs = good._replace(x=x, dout=dout)
+        what = f"{case}, x {x.stride()}, dout {dout.stride()}, dx {dx.stride()}"
+        assert (wrong := wrong_gradients(inputs, inputs.gradients(dx=dx))) is None, f"{what}: {wrong}"
+        dx.fill_(42.0)
+        assert (buffer == 42.0).all(), f"{what}: wrote outside dx"
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_whole_rows_of_sequences_and_states(device: torch.device, width: int) -> None:
+    """Rows of whole vectors on 16-byte boundaries, with ids, padding, states: one step of lanes, or some."""
+    draw = random.Random(width)
+    for number, dtype in enumerate(DTYPES.values()):
+        for batch, dim, seqlen in [(3, 6, 264), (5, 40, 16), (2, 19, 72), (1, 33, 40)]:
+            names = ["use_silu", "has_bias", "has_ids", *([] if width == 1 else ["has_initial", "has_final"])]
+            has: dict[str, Any] = {name: draw.random() < 0.6 for name in names}
+            case = Case(batch, dim, seqlen, width, dtype, draw.choice([dtype, torch.float32]), layout="channel_first", **has)
+            inputs = case.inputs(device, seed=number)
+            assert (wrong := wrong_gradients(inputs, inputs.gradients())) is None, f"{case}: {wrong}"
+
+
+@pytest.mark.parametrize("width", range(1, 9))
 def test_channels_at_every_alignment(device: torch.device, width: int) -> None:
     """Rows of channels that are not four at a time, each tensor at an address and with gaps of its own: pairs of channels that
     are aligned or not, and one channel in the last lane. dx has the bits that it has where the tensors are dense.

@@ -161,7 +161,7 @@ struct TapsOfBits {
     // The same taps, of which NVIDIA's compiler does not know that they are (`nothing` is 0): it looks at each bit anew, rather
     // than keep conditions as bits of a register of its own.
     HIPCONV_INLINE TapsOfBits again(uint32_t nothing) const {
-        const uint32_t first = static_cast<uint32_t>(bytes) ^ nothing, second = static_cast<uint32_t>(bytes >> 32) ^ nothing;
+        const uint32_t first = static_cast<uint32_t>(bytes) + nothing, second = static_cast<uint32_t>(bytes >> 32) + nothing;
         return {static_cast<uint64_t>(second) << 32 | first};
     }
 
@@ -199,19 +199,19 @@ struct TapWords {
     uint32_t first, second, third;
 };
 
-// Loads those of kTokens tokens from t on, where `row` has those of token 0.
-template <int kTokens>
+// Loads those of kTokens tokens from t on, where `row` has those of token 0. kWhole: t is a multiple of four.
+template <int kTokens, bool kWhole>
 HIPCONV_INLINE TapWords load_taps(const uint8_t* row, int32_t t) {
     const uint32_t* from = global_pointer<const uint32_t>(row + (t & ~3));
-    return {from[0], from[1], kTokens > 4 ? from[2] : 0};
+    return {from[0], kTokens > 4 || !kWhole ? from[1] : 0, kTokens > 4 && !kWhole ? from[2] : 0};
 }
 
 // Makes them of these words; tokens from the row's end on have none.
-template <int kTokens, int kWidth>
+template <int kTokens, int kWidth, bool kWhole>
 HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_words(int32_t t, int32_t seqlen, TapWords words) {
     const auto four = [&](uint32_t word, uint32_t next) {
         const uint64_t both = static_cast<uint64_t>(next) << 32 | word;
-        return t < seqlen ? static_cast<uint32_t>(both >> (t * 8 & 24)) : 0;
+        return t < seqlen ? static_cast<uint32_t>(both >> (kWhole ? 0 : t * 8 & 24)) : 0;
     };
     if constexpr (kTokens == 4)
         return {four(words.first, words.second)};

@@ -1,5 +1,5 @@
 // This kernel is the causal conv1d backward, channel-first ("vector"): neighbouring tokens are neighbours in memory. It also
-// serves tensors whose tokens lie apart, and tensors of different orders, by single elements.
+// serves tensors whose tokens lie apart, and tensors of different orders, by single elements, or x through LDS.
 //
 // A lane makes the dx of a vector of tokens of one channel. From their x and dout and the inputs before them it computes their
 // gradients g, which have a part in the dx of its own tokens and of the kWidth - 1 before them: the lane before gets that part,
@@ -43,7 +43,8 @@ struct BwdVectorShape {
     unsigned lanes, channels, parts;              // of a block: a channel has as many rows of lanes as parts
     int64_t vectors;                              // of a row
     int64_t items, channel_groups, steps_of_row;  // the last where is_whole
-    bool on_boundaries, may_store_vectors, x_is_aligned, dout_is_aligned, has_steps, is_plain, is_whole;
+    bool on_boundaries, may_store_vectors, x_is_aligned, dout_is_aligned, has_steps, is_plain, is_whole, is_aligned;
+    int piece;  // bytes of a copy of x to LDS, if it comes so, else 0
 
     unsigned rows() const { return channels * parts; }
 };
@@ -55,6 +56,19 @@ unsigned channels_of_block(int64_t dim, unsigned rows) {
     unsigned channels = power_of_two_up_to(dim, rows);
     while (channels > 4 && 5 * dim < 4 * ((dim + channels - 1) / channels * channels)) channels /= 2;
     return channels;
+}
+
+// In f32, single tokens of x are as fast at widths up to this.
+constexpr int kWidestOfSingleTokens = 5;
+
+// The bytes of which each is a copy of x to LDS where its channels are neighbours, or 0 if they do not lie so.
+int bwd_piece_across(const CausalConv1dBwdParams& p) {
+    const int64_t size = element_bytes(p.in.dtype);
+    if (!kCopiesPastRegisters || p.in.x.dim_stride != 1 || has_neighbours(p.in.x)) return 0;
+    if (size == 4 && p.in.width <= kWidestOfSingleTokens) return 0;
+    int64_t bits = 16 | reinterpret_cast<int64_t>(p.in.x.data) | p.in.dim * size | p.in.x.seqlen_stride * size;
+    if (p.in.batch > 1) bits |= p.in.x.batch_stride * size;
+    return (bits & 15) == 0 ? 16 : (bits & 3) == 0 && size == 2 ? 4 : 0;
 }
 
 BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
@@ -75,8 +89,9 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
     s.has_steps = !has_neighbours(p.in.x) || !has_neighbours(p.dout) || !has_neighbours(p.dx);
     s.vectors = vectors(p.in.seqlen + (s.on_boundaries ? before : 0));
     const auto steps = [&](int64_t vectors) { return (vectors + s.lanes - 1) / s.lanes; };
-    s.is_plain = !s.has_steps && before == 0 && s.x_is_aligned && s.dout_is_aligned && p.in.seqlen % tokens == 0 &&
-                 p.in.seqlen >= p.in.width && !bwd_has_states(p) && !p.in.seq_idx.data;
+    const bool has_whole_rows = !s.has_steps && before == 0 && s.x_is_aligned && s.dout_is_aligned &&
+                                p.in.seqlen % tokens == 0 && p.in.seqlen >= p.in.width;
+    s.is_plain = has_whole_rows && !bwd_has_states(p) && !p.in.seq_idx.data;
     if (s.is_plain && bwd_whole_has_width(p.in.width)) {  // each row ends with the last lane: few lanes may be behind it
         s.lanes = power_of_two_up_to(s.vectors, kBwdVectorLanes);
         while (s.lanes > 2 && 5 * s.vectors < 4 * steps(s.vectors) * s.lanes) s.lanes /= 2;
@@ -96,8 +111,11 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
         const unsigned rows = kBwdVectorThreads / s.lanes;
         s.channels = channels_of_block(p.in.dim, rows);
         s.parts = rows / s.channels;
+        s.is_aligned = has_whole_rows && !s.is_plain && s.parts == 1 && kHasPredicates;
         s.is_plain = s.is_plain && s.parts == 1 && !bwd_whole_has_width(p.in.width);
         s.items = steps(s.vectors * p.in.batch);
+        const bool is_across = has_neighbours(p.dout) && has_neighbours(p.dx) && s.channels * size == kBwdAcrossBytes;
+        s.piece = is_across && s.parts == 1 ? bwd_piece_across(p) : 0;
     }
     s.channel_groups = (static_cast<int64_t>(p.in.dim) + s.channels - 1) / s.channels;
     return s;
@@ -112,7 +130,10 @@ Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) 
     // A kernel that adds up sums takes as long as so many steps of one block of each unit. Long walks of few blocks are no use.
     constexpr double kOfSums = 10, kLeastBlocksOfLongPiece = 4;
     constexpr int64_t kLongPiece = 8;  // steps
-    const BwdForm form = s.is_plain ? BwdForm::plain : BwdForm::any;
+    const BwdForm form = s.is_plain     ? BwdForm::plain
+                         : s.is_aligned ? BwdForm::aligned
+                         : s.piece      ? BwdForm::across
+                                        : BwdForm::any;
     const int at_once = s.is_whole ? kBwdWholeBlocks : bwd_vector_blocks(p.in.width, form, element_bytes(p.in.dtype));
     const auto cost_of = [&](uint32_t log2, double least_blocks) {
         const int64_t longest = int64_t{s.parts} << log2, pieces = (s.items + longest - 1) / longest;
@@ -178,6 +199,7 @@ BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shap
     plan.dout_is_aligned = shape.dout_is_aligned;
     plan.has_states = bwd_has_states(p);
     plan.makes_taps = bwd_vector_makes_taps(p, shape, plan.taper);
+    plan.piece = shape.piece;
     plan.ahead = shape.has_steps ? 0 : static_cast<int32_t>(shape.lanes) * bwd_vector_tokens(size, p.in.width);
     plan.x_batch = p.in.x.batch_stride * size;
     plan.dout_batch = p.dout.batch_stride * size;
@@ -218,6 +240,10 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
         launch_bwd_whole(p, whole_plan_of(p, shape), grid, block, stream);
     else if (shape.is_plain)
         launch_bwd_plain(with_memory, plan, grid, block, stream);
+    else if (shape.is_aligned)
+        launch_bwd_aligned(with_memory, plan, grid, block, stream);
+    else if (shape.piece)
+        launch_bwd_across(with_memory, plan, grid, block, stream);
     else if (p.in.dtype == DType::f32 || plan.has_states || shape.has_steps)
         launch_bwd_any_with_states(with_memory, plan, grid, block, stream);
     else

@@ -22,28 +22,41 @@ struct BwdVectorState {
     HIPCONV_INLINE T& operator[](int32_t column) const { return row[column * stride]; }
 };
 
+// Calls use(k, value) for those columns from `column` on that a state has, of which some are on their way before one is used:
+// as many as there are registers for.
+template <typename T, int kWidth, int kCount, typename Use>
+HIPCONV_INLINE void bwd_vector_for_columns(const BwdVectorState<const T>& state, int32_t column, Use use) {
+    constexpr int kAtOnce = std::is_same_v<T, f16> && kWidth > 5 ? 1 : 4;
+    const auto has = [&](int k) { return k < kCount && column + k >= 0 && column + k < kWidth - 1; };
+#pragma unroll
+    for (int first = 0; first < kCount; first += kAtOnce) {
+        T values[kAtOnce]{};
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k)
+            if (has(first + k)) values[k] = state[column + first + k];
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k)
+            if (has(first + k)) use(first + k, to_float(values[k]));
+    }
+}
+
 // Those of the tokens from t on that lie before the row's start come from the initial state.
 template <typename T, int kWidth, int kOldest, int kWindow>
 HIPCONV_INLINE void bwd_vector_load_state(const CausalConv1dInputs& in, int32_t b, uint32_t d, int32_t t,
                                           float (&window)[kWindow]) {
     const BwdVectorState<const T> state(in.initial_states, b, d);
-#pragma unroll
-    for (int m = kOldest; m < kWindow; ++m) {
-        const int32_t column = t + m - kOldest;
-        if (column >= 0 && column < kWidth - 1) window[m] = to_float(state[column]);
-    }
+    bwd_vector_for_columns<T, kWidth, kWindow - kOldest>(state, t, [&](int k, float value) { window[kOldest + k] = value; });
 }
 
-// Adds the final state's part to the gradients of inputs from t on, some of which may be in the initial state.
+// Adds the final state's part to the gradients of inputs from t on, which is `from_end` tokens behind the row's end. Some of
+// them may be in the initial state.
 template <typename T, int kWidth, int kCount>
-HIPCONV_INLINE void bwd_vector_add_final(const CausalConv1dBwdParams& p, int32_t b, uint32_t d, int32_t t,
+HIPCONV_INLINE void bwd_vector_add_final(const CausalConv1dBwdParams& p, int32_t b, uint32_t d, int32_t t, int32_t from_end,
                                          float (&gradients)[kCount]) {
     const BwdVectorState<const T> state(p.dfinal_states, b, d);
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-        const int32_t column = t + k - p.in.seqlen + kWidth - 1;
-        if (column >= 0 && column < kWidth - 1 && final_state_counts(p.in, b, t + k)) gradients[k] += to_float(state[column]);
-    }
+    bwd_vector_for_columns<T, kWidth, kCount>(state, from_end + kWidth - 1, [&](int k, float value) {
+        if (final_state_counts(p.in, b, t + k)) gradients[k] += value;
+    });
 }
 
 template <typename T, int kWidth, BwdForm kForm>
@@ -52,15 +65,20 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     using Layout = BwdVectorLayout<T, kWidth>;
     constexpr int kSize = Layout::kSize, kTokens = Layout::kTokens, kPast = Layout::kPast, kOldest = Layout::kOldest;
     constexpr int kBefore = Layout::kBefore, kOwn = Layout::kOwn, kWindow = Layout::kWindow;
-    constexpr bool kPlain = kForm == BwdForm::plain, kHasStates = kForm == BwdForm::any_with_states && kPast > 0;
-    constexpr bool kAnySteps = kForm == BwdForm::any_with_states;
-    constexpr int kSpill = kPast > 0 ? kPast : 1, kMore = kPlain ? 0 : 1;
+    constexpr bool kPlain = kForm == BwdForm::plain, kAcross = kForm == BwdForm::across;
+    constexpr bool kWhole = kPlain || kForm == BwdForm::aligned;  // rows are whole vectors on 16-byte boundaries
+    constexpr bool kAnySteps = kForm == BwdForm::any_with_states,
+                   kHasStates = (kAnySteps || kAcross || kForm == BwdForm::aligned) && kPast > 0;
+    constexpr bool kAllFirst = kForm != BwdForm::any || kWidth > 3;  // short filters have predicates for two tokens
+    using Across = BwdAcross<T, kWidth>;
+    constexpr int kSpill = kPast > 0 ? kPast : 1, kMore = kWhole ? 0 : 1;
     constexpr int kSums = kBwdVectorSums<kTokens, kWidth>;
     using Sum = BwdVectorSum;
     using Bits = TapsOfBits<kTokens, kWidth>;
 
     constexpr bool kMakesTaps = !kPlain && kBwdVectorOwnTaps > 0;
-    HIPCONV_SHARED(float, sums_of_rows, kPlain ? 1 : kBwdVectorThreads*(kWidth + 1));
+    HIPCONV_SHARED(float, sums_of_rows, kWhole || kAcross ? 1 : kBwdVectorThreads * (kWidth + 1));
+    HIPCONV_SHARED(Words4, x_staged, kAcross ? 2 * Across::kStage / 16 : 1);
     HIPCONV_SHARED(uint32_t, own_taps, kMakesTaps ? (kBwdVectorOwnTaps + 2 * kBwdVectorOwnTapsAround) / 4 : 1);
 
     let_next_kernel_begin();
@@ -91,7 +109,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         }
     }
     uint32_t d = piece.row * blockDim.y + threadIdx.y;
-    if constexpr (!kPlain) {
+    if constexpr (!kWhole && !kAcross) {
         if (plan.channels < blockDim.y) {  // each part is as long as all of them; the last ones may be behind the stream's end
             const uint32_t part = threadIdx.y / plan.channels, parts = blockDim.y / plan.channels;
             d = piece.row * plan.channels + (threadIdx.y - part * plan.channels);
@@ -114,6 +132,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         return global_pointer<char>(s.data) + int64_t{d} * s.dim_stride * kSize + place.b * batch_bytes;
     };
     const char* x_row = row_of(p.in.x, plan.x_batch);
+    // This is where the lane has x of the stage that comes next in LDS, and how far the channel lies from the block's first.
+    char* staged = reinterpret_cast<char*>(x_staged) + lane * Across::kLaneBytes;
+    int to_other_stage = Across::kStage, group_bytes = 0, channel_bytes = 0;
+    if constexpr (kAcross) {
+        const uint32_t first = piece.row * blockDim.y;
+        channel_bytes = static_cast<int>(d - first) * kSize;
+        group_bytes = (p.in.dim - static_cast<int>(first)) * kSize;
+        x_row -= channel_bytes;
+    }
     const char* dout_row = row_of(p.dout, plan.dout_batch);
     char* dx_row = row_of(p.dx, plan.dx_batch);
     char* dx_next = nullptr;
@@ -135,25 +162,59 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         const bool inside = t_next >= before * Layout::kEach && t_next + kTokens <= seqlen;
         return inside || memory().has(from - before * 4, from + kOwn * 4);
     };
-    const auto load = [&]() {
+    const auto load_x = [&]() {
         const char* const x = x_row + t_next * step_of(plan.x_step);
-        const char* const dout = dout_row + t_next * step_of(plan.dout_step);
         if (kAnySteps && plan.x_step != kSize)
             load_single_tokens<T, kBefore, kOwn, kOldest / Layout::kEach>(x, plan.x_step, t_next, seqlen, x_words);
-        else if (kPlain || (plan.x_is_aligned && holds_vectors(x_memory, x, kBefore)))
-            load_vectors<T, kBefore, kOwn, kPlain>(x, t_next, seqlen, x_words);
-        else if constexpr (!kPlain)
+        else if (kWhole || (plan.x_is_aligned && holds_vectors(x_memory, x, kBefore)))
+            load_vectors<T, kBefore, kOwn, kWhole>(x, t_next, seqlen, x_words);
+        else if constexpr (!kWhole)
             x_shift = load_single_words<T, kBefore, kOwn, kOldest / Layout::kEach>(x, t_next, seqlen, x_memory, x_words);
+    };
+    const auto load = [&]() {
+        if constexpr (!kAcross) load_x();
+        const char* const dout = dout_row + t_next * step_of(plan.dout_step);
         if (kAnySteps && plan.dout_step != kSize)
             load_single_tokens<T, 0, kOwn, 0>(dout, plan.dout_step, t_next, seqlen, dout_words);
-        else if (kPlain || (plan.dout_is_aligned && holds_vectors(dout_memory, dout, 0)))
-            load_vectors<T, 0, kOwn, kPlain>(dout, t_next, seqlen, dout_words);
-        else if constexpr (!kPlain)
+        else if (kWhole || (plan.dout_is_aligned && holds_vectors(dout_memory, dout, 0)))
+            load_vectors<T, 0, kOwn, kWhole>(dout, t_next, seqlen, dout_words);
+        else if constexpr (!kWhole)
             dout_shift = load_single_words<T, 0, kOwn, 0>(dout, t_next, seqlen, dout_memory, dout_words);
-        if (has_ids) taps_words = load_taps<kTokens>(taps_row, t_next);
+        if (has_ids) taps_words = load_taps<kTokens, kWhole>(taps_row, t_next);
+    };
+    // Dx of a lane's channels begins so many tokens, or fewer, before a multiple of kTokens.
+    const auto before_multiple = [&]() { return -t_next & (kTokens - 1); };
+    const auto copy_x = [&]() {
+        const int32_t first = t_next + before_multiple() - Across::kBefore;
+        const int skipped = Across::kBefore - kPast - plan.most_before, i = static_cast<int>(threadIdx.y);
+        if (plan.piece == 16)
+            copy_across<16, Across::kRows, Across::kChannels>(staged, x_row, plan.x_step, i, skipped, first, seqlen,
+                                                              group_bytes);
+        else
+            copy_across<4, Across::kRows, Across::kChannels>(staged, x_row, plan.x_step, i, skipped, first, seqlen,
+                                                             group_bytes);
+        close_copies();
+    };
+    // All threads of a block come here, and have what was copied, and no more of the stage before, when they go on.
+    const auto take_x = [&](float(&window)[kWindow]) {
+        wait_for_copies<0>();
+        __syncthreads();
+        const char* const at = staged + channel_bytes - before_multiple() * kBwdAcrossBytes;
+#pragma unroll
+        for (int m = kOldest; m < kWindow; ++m) {
+            const int row = Across::kBefore - kPast + m - kOldest;
+            window[m] = to_float(*reinterpret_cast<const T*>(at + row * kBwdAcrossBytes));
+        }
+        staged += to_other_stage;
+        to_other_stage = -to_other_stage;
     };
     const auto unpack = [&](float(&window)[kWindow], float(&gradients)[kTokens]) {
-        if constexpr (!kPlain && kSize == 2) {
+        if constexpr (kAcross) {
+            if (kSize == 2 && !plan.dout_is_aligned) shift_tokens(dout_shift, dout_words);
+            unpack_tokens<T>(dout_words, gradients);
+            return;
+        }
+        if constexpr (!kWhole && kSize == 2) {
             if (!(plan.x_is_aligned && plan.dout_is_aligned)) {
                 shift_tokens(x_shift, x_words);
                 shift_tokens(dout_shift, dout_words);
@@ -165,7 +226,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     const auto go_back = [&](int32_t tokens) {
         t_next -= tokens;
         if (t_next <= -kTokens) {
-            t_next += bwd_vector_row_before<kTokens, kPlain>(plan, t_next);
+            t_next += bwd_vector_row_before<kTokens, kWhole>(plan, t_next);
             x_row -= plan.x_batch;
             dout_row -= plan.dout_batch;
             dx_row -= plan.dx_batch;
@@ -175,7 +236,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         dx_next = dx_row + t_next * step_of(plan.dx_step);
     };
     const auto taps_of = [&](int32_t t) {
-        if (has_ids) return taps_of_words<kTokens, kWidth>(t, seqlen, taps_words);
+        if (has_ids) return taps_of_words<kTokens, kWidth, kWhole>(t, seqlen, taps_words);
         Bits bits = taps_inside<kTokens, kWidth>();
         if (t < kPast || t + kTokens > seqlen) bits = taps_of_row<kTokens, kWidth>(t, seqlen, has_initial);
         return bits;
@@ -187,12 +248,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
 #pragma unroll
     for (float& each : carried) each = 0.0f;
     const bool goes_on = kPast > 0 && t_next > 0 && t_next < seqlen;
+    float window_after[kWindow];
+    if (kAcross && kPast > 0) copy_x();
     if (goes_on) load();
     bwd_vector_parameters(p.in, d, weight, bias);
+    if constexpr (kAcross && kPast > 0) take_x(window_after);
     if (goes_on) {
-        float window[kWindow], gradients[kTokens];
+        float(&window)[kWindow] = window_after;
+        float gradients[kTokens];
         unpack(window, gradients);
-        if (has_initial && t_next < kPast) bwd_vector_load_state<T, kWidth, kOldest>(p.in, b_next, d, t_next, window);
+        if (!kWhole && has_initial && t_next < kPast)
+            bwd_vector_load_state<T, kWidth, kOldest>(p.in, b_next, d, t_next, window);
         if constexpr (kPlain)
             bwd_vector_spill<kTokens, kWidth, kOldest>(AllTaps{}, p.in.use_silu, window, gradients, weight, bias, carried);
         else
@@ -201,6 +267,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     }
 
     go_back((lanes - lane) * kTokens);
+    if constexpr (kAcross) copy_x();
     if (t_next < seqlen) {
         load();
     } else if constexpr (kPlain) {  // behind the stream's end are zeros
@@ -229,11 +296,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         Bits bits{};
         if constexpr (!kPlain) bits = taps_of(t);
         float window[kWindow], gradients[kTokens];
+        if constexpr (kAcross) take_x(window);
         unpack(window, gradients);
         // No tap sees the other half of the oldest input's word, and NVIDIA's compiler moves this half elsewhere right behind
         // the load, for which it waits there: 10 % of a copy. So let the other one be used, where nothing ever is.
         if constexpr (kHasPredicates && std::is_same_v<T, f16> && kOldest % 2 == 1) {
-            if (plan.vectors == 0) dbias = twice(window[kOldest - 1]);
+            if (!kAcross && plan.vectors == 0) dbias = twice(window[kOldest - 1]);
         }
         if (std::is_same_v<T, bf16>) {  // else NVIDIA's compiler keeps the words, and unpacks them for each use
 #pragma unroll
@@ -243,14 +311,18 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         }
         if (--left > 0) {
             go_back(back);
-            if (kPlain || t_next < seqlen) load();
+            if constexpr (kAcross) copy_x();
+            if (kWhole || t_next < seqlen) load();
             // 16-bit types wait for arithmetic more than for loads.
             if (kSize == 4 && plan.ahead > 0 && left > 1 && t_next >= plan.ahead) {
-                prefetch(x_row + int64_t{t_next - plan.ahead} * kSize);
+                if (!kAcross) prefetch(x_row + int64_t{t_next - plan.ahead} * kSize);
                 prefetch(dout_row + int64_t{t_next - plan.ahead} * kSize);
             }
         }
-        if (has_initial && t < kPast) bwd_vector_load_state<T, kWidth, kOldest>(p.in, b, d, t, window);
+        // Where rows are whole vectors, only the first of them sees a state, and only the last one has a part in one.
+        const int32_t state_t = kWhole ? 0 : t;
+        if (has_initial && (kWhole ? t == 0 : t < kPast))
+            bwd_vector_load_state<T, kWidth, kOldest>(p.in, b, d, state_t, window);
 
         // Compute: the gradients of the sums, and their part in the gradients of the parameters and of x.
         Sum sums[kSums];
@@ -262,8 +334,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
                                                             bias, dweight, dbias, sums);
         } else {
             const auto step = [&](auto seen) {
-                bwd_vector_step<kTokens, kWidth, kOldest>(seen, p.in.use_silu, window, gradients, weight, bias, dweight, dbias,
-                                                          sums);
+                bwd_vector_step<kAllFirst, kTokens, kWidth, kOldest>(seen, p.in.use_silu, window, gradients, weight, bias,
+                                                                     dweight, dbias, sums);
             };
             const bool is_inside = bits.bytes == taps_inside<kTokens, kWidth>().bytes;
             if (kHasPredicates || __ballot(!is_inside))
@@ -289,29 +361,31 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
             for (int m = 0; m < kPast; ++m) own[kTokens - kPast + m] += of_next[m];
         }
 
-        if (has_states && (t <= 0 || t + kTokens > seqlen - kPast)) {
+        const bool reaches_end = kWhole ? t + kTokens == seqlen : t + kTokens > seqlen - kPast;
+        if (has_states && (t <= 0 || reaches_end)) {
             const CausalConv1dBwdParams& states = first_parameter_again(p);
-            if (states.dfinal_states.data && t < seqlen) {
-                bwd_vector_add_final<T, kWidth>(states, b, d, t, own);
-                if (t <= 0) bwd_vector_add_final<T, kWidth>(states, b, d, t - kPast, before);
+            if (states.dfinal_states.data && (kWhole ? reaches_end : t < seqlen)) {
+                const int32_t from_end = kWhole ? -kTokens : t - seqlen;
+                bwd_vector_add_final<T, kWidth>(states, b, d, t, from_end, own);
+                if (!kWhole && t <= 0) bwd_vector_add_final<T, kWidth>(states, b, d, t - kPast, from_end - kPast, before);
             }
             if (states.dinitial_states.data && t <= 0 && has_channel) {
                 const BwdVectorState<T> state(states.dinitial_states, b, d);
 #pragma unroll
                 for (int column = 0; column < kPast + kTokens; ++column) {
-                    if (t + column < 0 || t + column >= kPast) continue;
-                    state[t + column] = from_float<T>(column < kPast ? before[column % kSpill] : own[column - kPast]);
+                    if (state_t + column < 0 || state_t + column >= kPast) continue;
+                    state[state_t + column] = from_float<T>(column < kPast ? before[column % kSpill] : own[column - kPast]);
                 }
             }
         }
         if (kAnySteps && plan.dx_step != kSize)
             store_single_tokens<T>(dx, plan.dx_step, t, to_end, own);
         else
-            store_tokens<T, kPlain>(dx, t, to_end, plan.may_store_vectors, own);
+            store_tokens<T, kWhole>(dx, t, to_end, plan.may_store_vectors, own);
     } while (left > 0);
 
     const CausalConv1dBwdParams& again = first_parameter_again(p);
-    if (kPlain || plan.channels == blockDim.y)
+    if (kWhole || kAcross || plan.channels == blockDim.y)
         bwd_vector_store_sums(dweight, dbias, again, row_of_sums, d, has_channel);
     else
         bwd_vector_store_sums_of_parts(dweight, dbias, again, row_of_sums, d, has_channel, plan.channels, sums_of_rows);
@@ -320,8 +394,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
 // Tells whether there is an instance. Plain rows of the widths between have the kernel of whole rows (whole.cu). Other calls of
 // f32, for which bytes count more than instructions, have one form for all.
 template <typename T, int kWidth, BwdForm kForm>
-constexpr bool kHasBwdVector =
-    kForm == BwdForm::plain ? !bwd_whole_has_width(kWidth) : sizeof(T) == 2 || kForm == BwdForm::any_with_states;
+constexpr bool kHasBwdVector = kForm == BwdForm::plain     ? !bwd_whole_has_width(kWidth)
+                               : kForm == BwdForm::aligned ? kHasPredicates
+                               : kForm == BwdForm::across  ? kCopiesPastRegisters && (sizeof(T) == 2 || kWidth > 5)
+                                                           : sizeof(T) == 2 || kForm == BwdForm::any_with_states;
 
 // Launches the instance for the width, from 1 to kWidth.
 template <typename T, BwdForm kForm, int kWidth = kMaxBwdVectorWidth>

@@ -9,9 +9,13 @@
 // wave are neighbours along channels then, too.
 #pragma once
 
+#include <type_traits>
+
 #include "device/vec.h"
 
 namespace hipconv {
+
+constexpr int kBwdVectorThreads = 128;
 
 // The tokens of a lane: at least the width - 1 that its gradients reach back, and whole 16-byte vectors.
 HIPCONV_INLINE constexpr int bwd_vector_tokens(int element_bytes, int width) {
@@ -148,6 +152,45 @@ HIPCONV_INLINE void load_single_tokens(const char* from, int64_t step, int32_t t
     for (int k = 0; k < kCount / kEach; ++k)
         words[k] = kEach == 1 ? tokens[k] : tokens[k * kEach] | tokens[k * kEach + 1] << 16;
     keep_order();
+}
+
+// ---- x through LDS ----------------------------------------------------------------------------------------------------------
+//
+// Where channels are neighbours in x, and tokens in the other tensors, the threads of a block that have the same lane bring x
+// of its tokens to LDS, which lie there as in memory: 64 bytes of channels for each token, from those on that any channel's
+// first tap may see. A lane's part of LDS is 16 bytes longer, so that lanes of a wave meet in no bank.
+constexpr int kBwdAcrossBytes = 64;
+
+template <typename T, int kWidth>
+struct BwdAcross {
+    using Layout = BwdVectorLayout<T, kWidth>;
+    static constexpr int kChannels = kBwdAcrossBytes / Layout::kSize, kLanes = kBwdVectorThreads / kChannels;
+    static constexpr int kBefore = Layout::kPast + 16 / Layout::kSize - 1;  // tokens, the most that dx has before a boundary
+    static constexpr int kRows = kBefore + Layout::kTokens;
+    static constexpr int kLaneBytes = kRows * kBwdAcrossBytes + 16;
+    static constexpr int kStage = kLanes * kLaneBytes;
+};
+
+// Copies pieces of x to a lane's part of LDS, for a thread that is number `i` of the lane's: rows of LDS are the tokens from
+// `first` on, of which `skipped` are not needed, and `from` is token 0. Of a token, `bytes` are channels of the tensor.
+template <int kPiece, int kRows, int kThreads>
+HIPCONV_INLINE void copy_across(char* to, const char* from, int64_t step, int i, int skipped, int32_t first, int32_t seqlen,
+                                int bytes) {
+    constexpr int kPieces = kBwdAcrossBytes / kPiece, kEach = kThreads / kPieces;
+    using Piece = std::conditional_t<kPiece == 16, Words4, uint32_t>;
+    const int place = i % kPieces * kPiece, row = i / kPieces;
+    if (place >= bytes) return;
+#pragma unroll
+    for (int r = 0; r < kRows; r += kEach) {
+        const int32_t token = first + r + row;
+        if (r + row < skipped || r + row >= kRows || token < 0 || token >= seqlen) continue;
+        Piece* const piece = reinterpret_cast<Piece*>(to + (r + row) * kBwdAcrossBytes + place);
+        const char* const memory = from + token * step + place;
+        if constexpr (kPiece == 16)
+            copy_later(piece, memory, false);
+        else
+            copy_later(piece, memory);
+    }
 }
 
 // Stores tokens that lie `step` bytes apart, as far as they are in the row.

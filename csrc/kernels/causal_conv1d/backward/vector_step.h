@@ -139,9 +139,10 @@ HIPCONV_INLINE void bwd_vector_plain_step(bool may_begin, bool begins_row, bool 
     }
 }
 
-// A step of any tokens: token by token where lanes have predicates, so that a condition serves all three products of a tap;
-// else by pairs of tokens, and first the gradients of all.
-template <int kTokens, int kWidth, int kOldest, typename Taps, int kWindow, typename Sum, int kSums>
+// A step of any tokens: by pairs of them where lanes have no predicates, and first the gradients of all. Where they have, it
+// goes token by token, so that a condition serves all three products of a tap, or, with kAllFirst, makes all gradients and then
+// the conditions again: no token's gradient waits for another's then.
+template <bool kAllFirst, int kTokens, int kWidth, int kOldest, typename Taps, int kWindow, typename Sum, int kSums>
 HIPCONV_INLINE void bwd_vector_step(Taps taps, bool use_silu, const float (&window)[kWindow], float (&gradients)[kTokens],
                                     const float (&weight)[kWidth], float bias, Pair (&dweight)[kWidth], Pair& dbias,
                                     Sum (&sums)[kSums]) {
@@ -167,9 +168,7 @@ HIPCONV_INLINE void bwd_vector_step(Taps taps, bool use_silu, const float (&wind
 #pragma unroll
         for (int e = 0; e < kCount; ++e) make_gradient(e);
     }
-    // Conditions of whole bytes are too many to keep: all gradients come first then, and conditions are made again.
-    constexpr bool kAllFirst = !kTwo && kWidth == 8;
-    if constexpr (kAllFirst) {
+    if constexpr (!kTwo && kAllFirst) {
 #pragma unroll
         for (int e = 0; e < kCount; ++e) make_gradient(e);
         taps = taps.again(threadIdx.z);

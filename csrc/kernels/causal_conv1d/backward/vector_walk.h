@@ -8,7 +8,6 @@
 
 namespace hipconv {
 
-constexpr int kBwdVectorThreads = 128;
 constexpr int kBwdVectorLanes = 32;          // the most lanes of a channel: a shuffle reaches no further on any card
 constexpr uint32_t kBwdVectorLog2Steps = 5;  // of the longest walk
 constexpr int kMaxBwdVectorWidth = 8;        // a byte has bits for so many taps
@@ -30,6 +29,7 @@ struct BwdVectorPlan {
     bool x_is_aligned, dout_is_aligned;  // and so have these
     bool has_states;
     bool makes_taps;  // each block makes those of its tokens
+    int32_t piece;    // bytes of a copy of x to LDS, in the form `across`
     int32_t ahead;    // how many tokens further back than the next step those lie that are fetched into the cache; none, if 0
     int64_t x_batch, dout_batch, dx_batch, taps_batch;  // bytes from sequence to sequence
     int64_t x_step, dout_step, dx_step;                 // bytes from token to token: an element's, where these are neighbours
@@ -58,35 +58,40 @@ HIPCONV_INLINE BwdVectorPlace bwd_vector_place(const CausalConv1dBwdParams& p, c
 }
 
 // Where t is before the row's first vector, it returns how many tokens later the same place is in the row before.
-template <int kTokens, bool kPlain>
+template <int kTokens, bool kWhole>
 HIPCONV_INLINE int32_t bwd_vector_row_before(const BwdVectorPlan& plan, int32_t t) {
     const int32_t of_row = static_cast<int32_t>(plan.vectors) * kTokens;
-    if (kPlain) return of_row;
+    if (kWhole) return of_row;
     const int32_t before = -t & (kTokens - 1);
     return of_row + before - ((before - plan.before_step) & plan.most_before);
 }
 
-// The kernel has three forms, each of which has a file of its own.
+// The kernel has five forms, each of which has a file of its own.
 enum class BwdForm {
     // rows of whole vectors, which are one sequence each without states and lie on 16-byte boundaries in all tensors, at widths
     // that whole.cu does not serve
     plain,
+    aligned,          // such rows of any width that have states or hold several sequences, where lanes have predicates
     any,              // rows without states, tokens side by side
     any_with_states,  // all others, and all others of f32
+    across,           // rows with or without states whose channels are neighbours in x, as tokens are in dout and dx
 };
 
 // Blocks of a compute unit. This was measured on an H200, where many threads are worth more than registers.
 constexpr int bwd_vector_blocks(int width, BwdForm form, int element_bytes) {
     const bool plain = form == BwdForm::plain;
     if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 6) : (plain ? 6 : 4);
-    if (plain) return width <= 3 ? 8 : width <= 4 ? 7 : width <= 5 ? 6 : width <= 7 ? 5 : 4;
-    const int narrow = form != BwdForm::any_with_states ? 5 : element_bytes == 4 ? 4 : 3;
+    if (plain) return width <= 3 ? 8 : width <= 5 ? 7 : width <= 6 && element_bytes == 2 ? 6 : 5;
+    if (form == BwdForm::aligned) return width <= 3 ? 6 : width <= (element_bytes == 4 ? 5 : 7) ? 5 : 4;
+    const int narrow = form == BwdForm::any ? 5 : element_bytes == 4 ? 4 : form == BwdForm::across ? 2 : 3;
     return width <= narrow ? 5 : width <= 7 ? 4 : 3;
 }
 
 void launch_bwd_plain(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
+void launch_bwd_aligned(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
 void launch_bwd_any(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
 void launch_bwd_any_with_states(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
                                 hipStream_t stream);
+void launch_bwd_across(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
 
 }  // namespace hipconv
