@@ -307,7 +307,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, few_products_blocks(kPieces, 
         float* const scratch =
             reinterpret_cast<float*>(tables.masks + kPieces * kRunPiece) + wave * kFewScratchFilters * kFewPitch;
         const int of_lane = P::lane_of_filters(lane) * kRun, step = static_cast<int>(gridDim.x) * kWaves;
-        int tile = static_cast<int>(blockIdx.x) + wave * static_cast<int>(gridDim.x);
+        // Waves of a block take tiles beside each other, so that they share x in the first cache, and lines of out. Where there
+        // are fewer tiles than waves, blocks do, so that every compute unit has some.
+        int tile = p.tiles >= step ? static_cast<int>(blockIdx.x) * kWaves + wave
+                                   : static_cast<int>(blockIdx.x) + wave * static_cast<int>(gridDim.x);
 
         write_few_tables<kPieces>(p, tables, thread);
         __syncthreads();
