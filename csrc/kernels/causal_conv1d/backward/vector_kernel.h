@@ -26,17 +26,21 @@ struct BwdVectorState {
 // as many as there are registers for.
 template <typename T, int kWidth, int kCount, typename Use>
 HIPCONV_INLINE void bwd_vector_for_columns(const BwdVectorState<const T>& state, int32_t column, Use use) {
-    constexpr int kAtOnce = std::is_same_v<T, f16> && kWidth > 5 ? 1 : 4;
+    constexpr int kAtOnce = !kHasPredicates || (std::is_same_v<T, f16> && kWidth > 5) ? 1 : 4;
     const auto has = [&](int k) { return k < kCount && column + k >= 0 && column + k < kWidth - 1; };
 #pragma unroll
     for (int first = 0; first < kCount; first += kAtOnce) {
-        T values[kAtOnce]{};
+        if constexpr (kAtOnce == 1) {
+            if (has(first)) use(first, to_float(state[column + first]));
+        } else {
+            T values[kAtOnce]{};
 #pragma unroll
-        for (int k = 0; k < kAtOnce; ++k)
-            if (has(first + k)) values[k] = state[column + first + k];
+            for (int k = 0; k < kAtOnce; ++k)
+                if (has(first + k)) values[k] = state[column + first + k];
 #pragma unroll
-        for (int k = 0; k < kAtOnce; ++k)
-            if (has(first + k)) use(first + k, to_float(values[k]));
+            for (int k = 0; k < kAtOnce; ++k)
+                if (has(first + k)) use(first + k, to_float(values[k]));
+        }
     }
 }
 

@@ -26,7 +26,7 @@ struct FewTiling {
     int64_t columns, groups, pieces, passes;
     int64_t tile_rows = 0, tile_columns, patch_rows, patch_columns, patch_begin, pitch, lds;
 
-    // Of those that fit LDS, the rectangle by which so many resident blocks are done first, and together.
+    // The rectangle is one that fits LDS, and the one of these by which so many resident blocks are done first, and together.
     FewTiling(const Conv2dParams& p, int64_t resident) : reads(reads_of(p)) {
         columns = int64_t{p.out_channels} * p.kernel_height * p.kernel_width;
         groups = columns > kRunFilters ? 2 : 1;

@@ -2,9 +2,9 @@
 // taps of all filters are columns of a product of matrices whose rows are pixels of x, so that each element of x is read once,
 // but for a halo, and multiplied once: 3x3 taps of 3 filters are 27 columns.
 //
-// A block has a rectangle of outputs. Its waves multiply the patch of x that these see, 16 pixels at a time, which they read from
-// memory straight into the registers of the matrix instruction, and write the sums to LDS. Sum [column][pixel] belongs to the
-// output that sees the pixel by this tap: an output is what its taps find there.
+// A block has a rectangle of outputs. Its waves multiply the patch of x that these see, 16 pixels at a time, which they read
+// from memory straight into the registers of the matrix instruction, and write the sums to LDS. Sum [column][pixel] belongs to
+// the output that sees the pixel by this tap: an output is the sum of those that its taps find there.
 #pragma once
 
 #include "../common/padding.h"
@@ -110,8 +110,8 @@ HIPCONV_INLINE void load_step(Words4 (&to)[A::kRows][A::kChunks], const FewFilte
     }
 }
 
-// Brings filters to LDS, vectors of a lane behind each other: by passes, groups of 32 columns, steps, atoms, then rows and chunks
-// of the lane. A column is a tap of a filter, the taps of a filter behind each other.
+// Brings filters to LDS, vectors of a lane behind each other: by passes, groups of 32 columns, steps, atoms, then rows and
+// chunks of the lane. A column is a tap of a filter, the taps of a filter behind each other.
 template <typename T, int kGroups, int kSteps>
 HIPCONV_INLINE void stage_columns(const FewFiltersParams& p, Words4* filters, int thread) {
     using P = RunAtom<T>;

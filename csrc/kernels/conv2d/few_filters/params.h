@@ -9,7 +9,7 @@ constexpr int kFewMostColumns = 64;                                            /
 constexpr int kFewFiltersLds = kCopiesPastRegisters ? 104 * 1024 : 32 * 1024;  // bytes, at most
 constexpr int kFewFiltersBlocks = 2;                                           // of a compute unit
 
-// How x is read: by 16 bytes of channels, or by elements, one by one or, of contiguous images, by two pixels of a channel.
+// x is read by 16 bytes of channels, or by elements: one by one or, of contiguous images, by two pixels of a channel.
 enum class FewReads : int32_t { vectors, pairs, elements };
 
 struct FewFiltersParams {

@@ -97,9 +97,8 @@ const char* conv2d_few_products_refusal(const Conv2dParams& p, const Conv2dPlan&
     if (down >= kMostDown || across >= kMostDown || p.pad_top >= kMostPadding || p.pad_left >= kMostPadding)
         return "filters of less than 2^15 rows and columns of x, and padding of less than 2^14";
     if (span_of(p.x, p.batch, p.in_channels, p.in_height + p.pad_top + down, p.in_width + p.pad_left + across) >= kLimit31 ||
-        span_of(p.weight, 1, p.in_channels, p.kernel_height, p.kernel_width) >= kLimit31 ||
-        span_of(p.out, p.batch, 1, p.out_height, p.out_width) >= kLimit31)
-        return "tensors of less than 2^31 elements";
+        span_of(p.weight, 1, p.in_channels, p.kernel_height, p.kernel_width) >= kLimit31)
+        return "an x of less than 2^31 elements, and filters of less each";
     if (plan.split_k != 1) return "split_k of 1";
     return nullptr;
 }
@@ -116,9 +115,6 @@ void conv2d_few_products(const Conv2dParams& p, const Conv2dPlan&, void* /*works
     g.x_image = number(p.x.batch_stride);
     g.x_row = number(p.x.row_stride);
     g.x_column = number(p.x.column_stride);
-    g.out_image = number(p.out.batch_stride);
-    g.out_row = number(p.out.row_stride);
-    g.out_column = number(p.out.column_stride);
     g.divide_by_image = by(int64_t{p.out_height} * p.out_width);
     g.divide_by_row = by(p.out_width);
     g.channels_inside = order.channels_inside;
@@ -136,10 +132,14 @@ void conv2d_few_products(const Conv2dParams& p, const Conv2dPlan&, void* /*works
     g.simple = g.by_vectors && p.out_dtype == p.dtype && !p.residual.data &&
                span_of(p.out, p.batch, p.out_channels, p.out_height, p.out_width) < kLimit31 &&
                (p.activation == Conv2dActivation::none || p.activation == Conv2dActivation::relu);
+    if (g.simple) {
+        g.out_image = number(p.out.batch_stride);
+        g.out_row = number(p.out.row_stride);
+        g.out_column = number(p.out.column_stride);
+    }
     const int pieces = order.pieces(),
               lds = static_cast<int>(few_products_lds(g.filter_groups, pieces, stores.needs_scratch()));
     const int64_t resident = resident_blocks(lds, kFewProductsLds, few_products_blocks(pieces, stores.along_pixels));
-    // Tiles are dealt out by blocks first, so that every compute unit has some.
     launch_few_products(g, pieces, stores.along_pixels, static_cast<unsigned>(g.tiles < resident ? g.tiles : resident), lds,
                         stream);
 }

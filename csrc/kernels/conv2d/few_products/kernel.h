@@ -1,6 +1,6 @@
-// The first layers of networks (`few_products`): filters of few products, most of them taps of a few channels. As in `pointwise`, a
-// block brings all filters to LDS once, in the order in which lanes read them, and each wave goes its own way through the
-// pixels, 16 at a time. It gathers their factors from x, which the first cache has for most taps, straight into the
+// The first layers of networks (`few_products`): filters of few products, most of them taps of a few channels. As in
+// `pointwise`, a block brings all filters to LDS once, in the order in which lanes read them, and each wave goes its own way
+// through the pixels, 16 at a time. It gathers their factors from x, which the first cache has for most taps, straight into the
 // registers of the matrix instruction: a table in LDS says where each product's factor lies from a pixel's first tap on.
 //
 // Where out is channels_last, columns of the matrix instruction are filters, dealt out so that a lane gets consecutive ones.
@@ -63,7 +63,8 @@ HIPCONV_INLINE void write_few_tables(const FewProductsParams& p, FewTables to, i
     }
 }
 
-// A pixel of out, as lanes gather and store it: where its first tap lies, and its offset in out, negative if there is none.
+// A pixel of out, as lanes gather and store it: where its first tap lies, and its offset in out (0 where stores are not
+// simple), negative if there is none.
 struct FewPixel {
     int row, column, from, out;
 };
@@ -85,8 +86,8 @@ HIPCONV_INLINE Words4 words_of(const void* table, int at) {
     return *reinterpret_cast<const Words4*>(static_cast<const uint32_t*>(table) + at);
 }
 
-// What a lane has loaded of its pixels' factors, chunks of eight products in four words. Nobody waits for what is loaded ahead:
-// there each factor has a word, or a pair has the first one of two.
+// A lane has loaded this of its pixels' factors, chunks of eight products in four words. Nobody waits for what is loaded
+// ahead: there each factor has a word, or a pair has the first one of two.
 template <typename A, int kSteps, bool kAhead>
 struct FewLoaded {
     uint32_t bits[kSteps][A::kRows][kAhead ? 8 : 4];
@@ -254,8 +255,8 @@ HIPCONV_INLINE void store_few_pixels(const FewProductsParams& p, float (&v)[4], 
     store_rounded(v, reinterpret_cast<uint64_t>(c.out.data) + element_bytes(c.out_dtype) * out, c.out_dtype);
 }
 
-// Finishes and stores the sums of a tile by 16 filters from `first` on, that lie in scratch, one by one: lanes lie along pixels,
-// so that elements of a sector are written together.
+// Finishes and stores the sums of a tile by 16 filters from `first` on, that lie in scratch, one by one: lanes lie along
+// pixels, so that elements of a sector are written together.
 HIPCONV_INLINE void store_few_elements(const FewProductsParams& p, const float* scratch, int tile, int first, int lane) {
     const Conv2dParams& c = p.conv;
     const int number = tile * kRunPixels + lane % kRunPixels;
@@ -317,7 +318,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, few_products_blocks(kPieces, 
         wait_for_kernel_before();
         stage_few_filters<T, kSteps, kAlongPixels>(p, tables, lds, bias, thread);
         __syncthreads();
-        // Gathers a tile, and tells where its sums go: those of a lane's rows, or of the first of every four pixels of the lane.
+        // Gathers a tile, and tells where its sums go: those of a lane's rows, or of the first of every four of its pixels.
         constexpr int kStored = kAlongPixels ? kRun / 4 : A::kRows;
         const auto gather = [&](FewLoaded<A, kSteps, kLoadsAhead>& to, int(&out)[kStored], int of_tile) {
             const FewProductsParams& here = first_parameter_again(parameter);
@@ -365,8 +366,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, few_products_blocks(kPieces, 
                                                         : 2 * of_lane + atom * kRun + P::filter_of(e);
                         sums[atom][e] = bias[first + filter];
                     }
-                // Calls store(v, at, filter, pixel) for the lane's sums that exist, those that lie beside each other at once: their
-                // offset in out, but for the filter, the filter, and the pixel of the tile.
+                // Calls store(v, at, filter, pixel) for the lane's sums that exist, those that lie beside each other at once:
+                // their offset in out, but for the filter, the filter, and the pixel of the tile.
                 const auto for_each_run = [&](auto store) {
                     if constexpr (kAlongPixels) {
 #pragma unroll
@@ -436,18 +437,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRunThreads, few_products_blocks(kPieces, 
                     }
                     continue;
                 }
-                for_each_run([&](auto& v, int at, int filter, int pixel) {
+                for_each_run([&](auto& v, int, int filter, int pixel) {
                     const FewProductsParams& here = first_parameter_again(parameter);
                     const int number = tile * kRunPixels + pixel;
                     if constexpr (kAlongPixels) {
                         store_few_pixels(here, v, number, filter);
                     } else {
-                        int64_t residual = 0;
-                        if (here.conv.residual.data) {
-                            const OutPixel of = out_pixel(here, number);
-                            residual = offset_in(here.conv.residual, of.n, filter, of.p, of.q);
-                        }
-                        store_finished_eight(here.conv, v, at + int64_t{filter}, residual, filter, here.by_vectors);
+                        const OutPixel of = out_pixel(here, number);
+                        store_finished_eight(here.conv, v, offset_in(here.conv.out, of.n, filter, of.p, of.q),
+                                             offset_in(here.conv.residual, of.n, filter, of.p, of.q), filter, here.by_vectors);
                     }
                 });
             }

@@ -15,10 +15,11 @@ HIPCONV_INLINE constexpr int few_products_blocks(int pieces, bool along_pixels) 
 
 struct FewProductsParams {
     Conv2dParams conv;
-    int32_t pixels;                                                    // of all images
-    int32_t tiles;                                                     // of kRunPixels
-    int32_t filter_groups;                                             // of kRunFilters
-    int32_t x_image, x_row, x_column, out_image, out_row, out_column;  // strides, in elements
+    int32_t pixels;                          // of all images
+    int32_t tiles;                           // of kRunPixels
+    int32_t filter_groups;                   // of kRunFilters
+    int32_t x_image, x_row, x_column;        // strides, in elements
+    int32_t out_image, out_row, out_column;  // if stores are simple
     Divisor divide_by_image, divide_by_row;
 
     // The order of the products. A run is what a filter sees of a row of x: all channels of its columns where channels lie

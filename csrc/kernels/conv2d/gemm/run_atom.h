@@ -1,6 +1,7 @@
-// What kernels share whose blocks bring all filters to LDS once, and whose waves each go their own way through the pixels, 16 at
-// a time (`pointwise`, `few_products`): a matrix instruction whose lanes get the sums of consecutive filters, or pixels, which they store
-// from registers as vectors. Which filter, or pixel, is which column of the instruction is free.
+// This is shared by kernels whose blocks bring all filters to LDS once, and whose waves each go their own way through the
+// pixels, 16 at a time (`pointwise`, `few_products`, `few_filters`): a matrix instruction whose lanes get the sums of
+// consecutive filters, or pixels, which they store from registers as vectors. Which filter, or pixel, is which column of it is
+// free.
 #pragma once
 
 #include "epilogue.h"
