@@ -116,8 +116,9 @@ def test_sums_of_few_products_take_their_own_kernel(layout: str) -> None:
     """First layers, as they were measured on an H100."""
     serving = (("few_products", ((128, 32),)), ("wave_gemm", WAVE_TILES), *WITH_DIRECT)
     for taps, filters, batch in ((3, 32, 1), (3, 32, 32), (7, 64, 1), (7, 64, 32)):
-        halved = {"stride": (2, 2), "padding": (taps // 2,) * 4, "out_size": (112, 112), "layout": layout}
-        asked = problem(3, 224, filters, R=taps, N=batch)._replace(**halved)
+        asked = problem(3, 224, filters, R=taps, N=batch)._replace(
+            stride=(2, 2), padding=(taps // 2,) * 4, out_size=(112, 112), layout=layout
+        )
         assert choose(asked, H200, serving).algorithm == "few_products"
     assert choose(problem(3, 64, 512, R=3)._replace(layout=layout), H200, serving).algorithm != "few_products"
 
