@@ -102,6 +102,27 @@ def test_sums_of_small_integers_are_exact(device: torch.device) -> None:
         )
 
 
+def test_bands_make_the_same_sums(device: torch.device) -> None:
+    """The algorithm `depthwise_banded` serves contiguous images. Sums of small integers are exact."""
+    for number, case in enumerate(case for case in SHAPES + WALKED if case.padding_mode == "zeros"):
+        case = case._replace(dtype=(torch.bfloat16, torch.float16)[number % 2], layout="nchw")
+        arguments = of_integers(case, device)
+        out = hipconv.conv2d(**arguments, algorithm="depthwise_banded")
+        expected = reference_of(arguments)
+        assert torch.equal(out, expected.to(case.dtype)), (
+            f"{case}: {(out != expected).nonzero()[:4].tolist()} of {tuple(out.shape)}"
+        )
+
+
+def test_bands_keep_what_is_not_finite_where_it_belongs(device: torch.device) -> None:
+    """A band has zeros beside the taps, and a product of one by an infinity would be NaN."""
+    for case in (depthwise(5, 12, 20, 3, 3, 1, N=2), depthwise(3, 9, 9, 5, 5, 2, N=3, stride=(2, 2))):
+        arguments = of_integers(case._replace(dtype=torch.bfloat16), device)
+        arguments["x"][0, 1, 4, 5], arguments["x"][1, 2, 8, 0] = float("inf"), float("nan")
+        out = hipconv.conv2d(**arguments, algorithm="depthwise_banded")
+        torch.testing.assert_close(out, reference_of(arguments).to(out), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_few_outputs_take_a_row_a_thread_and_many_walk(layout: str) -> None:
     def kernels(case: Case) -> list[str]:
@@ -240,7 +261,7 @@ def test_it_is_chosen_for_every_depthwise_layer_of_the_models() -> None:
         weight = torch.empty(case.K, 1, case.R, case.S, dtype=dtype, device="meta")
         rest = {"stride": case.stride, "padding": case.padding, "groups": case.groups}
         plan = hipconv.conv2d_plan(x, weight, **rest, target=("sm_90", "gfx942", "gfx1201")[number % 3])
-        assert plan.algorithm == "depthwise" and plan.workspace == 0, (case, str(plan))
+        assert plan.algorithm in ("depthwise", "depthwise_banded") and plan.workspace == 0, (case, str(plan))
 
 
 def test_a_call_with_other_groups_is_refused_by_name() -> None:

@@ -123,6 +123,21 @@ def test_sums_of_few_products_take_their_own_kernel(layout: str) -> None:
     assert choose(problem(3, 64, 512, R=3)._replace(layout=layout), H200, serving).algorithm != "few_products"
 
 
+def test_contiguous_depthwise_layers_of_many_taps_take_bands() -> None:
+    """Dilated ones and filters that are not square, too, as they were measured on an H100. Few taps on small images walk."""
+    serving: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = (("depthwise_banded", ((32, 32),)), ("depthwise", ()))
+
+    def chosen(C: int, H: int, R: int, N: int = 32, **more: Any) -> str:
+        return choose(problem(C, H, C, R, N, groups=C)._replace(layout="nchw", **more), H200, serving).algorithm
+
+    for C, H, R in ((96, 56, 7), (192, 28, 7), (304, 8, 9), (128, 56, 31)):
+        assert chosen(C, H, R) == "depthwise_banded", (C, H, R)
+    assert chosen(256, 28, 3, padding=(2,) * 4, dilation=(2, 2)) == "depthwise_banded"
+    assert chosen(96, 56, 1, kernel=(1, 7), padding=(0, 0, 3, 3)) == "depthwise_banded"
+    for C, H, R, N in ((16, 112, 3, 32), (768, 18, 3, 32), (480, 14, 3, 1), (1632, 9, 3, 1)):
+        assert chosen(C, H, R, N) == "depthwise", (C, H, R, N)
+
+
 def test_few_pixels_of_groups_take_wave_gemm() -> None:
     asked = problem(1024, 7, 1024, groups=32)
     assert choose(asked, H200, (("wave_gemm", WAVE_TILES), *WITH_DIRECT[1:])).algorithm == "wave_gemm"

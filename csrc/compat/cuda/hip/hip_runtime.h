@@ -30,6 +30,7 @@ inline hipError_t hipFuncSetAttribute(const void* kernel, cudaFuncAttribute attr
 }
 inline hipError_t hipGetDevice(int* device) { return cudaGetDevice(device); }
 constexpr cudaDeviceAttr hipDeviceAttributeMultiprocessorCount = cudaDevAttrMultiProcessorCount;
+constexpr cudaDeviceAttr hipDeviceAttributeWarpSize = cudaDevAttrWarpSize;
 constexpr cudaDeviceAttr hipDeviceAttributeComputeCapabilityMajor = cudaDevAttrComputeCapabilityMajor;
 inline hipError_t hipDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
     return cudaDeviceGetAttribute(value, attribute, device);

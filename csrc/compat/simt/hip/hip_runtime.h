@@ -114,9 +114,16 @@ inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyK
 enum hipFuncAttribute { hipFuncAttributeMaxDynamicSharedMemorySize = 8 };
 inline hipError_t hipFuncSetAttribute(const void*, hipFuncAttribute, int) { return hipSuccess; }  // the block checks the size
 inline hipError_t hipGetDevice(int* device) { return *device = 0, hipSuccess; }
-enum hipDeviceAttribute { hipDeviceAttributeMultiprocessorCount = 16, hipDeviceAttributeComputeCapabilityMajor = 23 };
+enum hipDeviceAttribute {
+    hipDeviceAttributeMultiprocessorCount = 16,
+    hipDeviceAttributeComputeCapabilityMajor = 23,
+    hipDeviceAttributeWarpSize = 87
+};
 inline hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute attribute, int) {
-    return *value = attribute == hipDeviceAttributeMultiprocessorCount ? 2 : 9, hipSuccess;  // compute units; as sm_90
+    *value = 9;  // as sm_90
+    if (attribute == hipDeviceAttributeMultiprocessorCount) *value = 2;
+    if (attribute == hipDeviceAttributeWarpSize) *value = hipconv::kWaveSize;
+    return hipSuccess;
 }
 inline hipError_t hipDeviceSynchronize() { return hipSuccess; }  // a launch returns when the kernel is done
 

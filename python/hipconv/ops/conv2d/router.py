@@ -26,6 +26,11 @@ class Algorithm(NamedTuple):
 
 
 ALGORITHMS = {
+    "depthwise_banded": Algorithm(
+        "a group for each channel of x: matrix cores, rows of x in LDS times bands with a filter's taps on diagonals; 16-bit "
+        "types",
+        costs.depthwise_banded,
+    ),
     "depthwise": Algorithm(
         "a group for each channel of x: rows of x pass by filters in registers, each read once",
         costs.depthwise,
