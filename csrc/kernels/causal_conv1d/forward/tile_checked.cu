@@ -82,13 +82,13 @@ HIPCONV_INLINE CheckedPlace place_of_shifted(const CausalConv1dFwdParams& p, con
 }
 
 // The number of blocks of a compute unit, by the registers that a width and channels need.
-constexpr int checked_blocks(int width, bool shifts, int channels) {
-    if (channels == 2) return 9;
+constexpr int checked_blocks(int width, bool shifts, int lane_bytes) {
+    if (lane_bytes == 4) return 9;
     return width <= 2 ? (shifts ? 7 : 8) : width == 4 ? (shifts ? 5 : 6) : width == 6 ? 4 : 3;
 }
 
 template <typename T, typename Lane, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth, Lane::kShifts, Lane::kChannels))
+__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth, Lane::kShifts, Lane::kChannels * sizeof(T)))
     causal_conv1d_fwd_tile_checked(CausalConv1dFwdParams p, TilePlan plan, ShiftedPlan shifted) {
     constexpr int kChannels = Lane::kChannels, kPairs = kChannels / 2, kParts = Lane::kParts;
     constexpr int kPast = kWidth - 1;
