@@ -59,7 +59,8 @@ CausalConv1dFwdParams checked_rows(const at::Tensor& out, const at::Tensor* fina
     if (p.width == 1) p.initial_states = {};
     if (!final_states) return p;
     const NamedTensor state{"final_states_out", *final_states};
-    p.final_states = checked_state(state, x, weight);
+    const Sequences final = checked_state(state, x, weight);
+    if (p.width > 1) p.final_states = final;
     check_output(state, {{"x", x}, {"weight", weight}, {"out", out}});
     // Final states may lie in the memory of the initial states themselves: they are written after those have been read.
     const bool in_place = initial_states && final_states->data_ptr() == initial_states->data_ptr() &&
@@ -125,14 +126,14 @@ void rows_fwd(const at::Tensor& out, const OptionalTensor& final_states, const a
     if (p.batch == 0 || p.dim == 0) return;
     const c10::DeviceGuard guard(x.device());
     CausalConv1dFwdParams plain = p;
-    plain.initial_states = {};
+    plain.initial_states = plain.final_states = {};
     plain.seq_idx = {};
     const RowsKernel rows = p.seqlen > 0 ? kernel_of_rows(p, plain, wanted) : RowsKernel{};
     py::gil_scoped_release no_gil;
     void* const hip_stream = reinterpret_cast<void*>(stream);
     if (rows.kernel) rows.kernel->launch(rows.mends ? plain : p, nullptr, hip_stream);
     if (rows.mends) causal_conv1d_mend(p, hip_stream);
-    if (p.final_states.data && p.width > 1) causal_conv1d_final_states(p, hip_stream);
+    if (p.final_states.data && (rows.mends || !rows.kernel)) causal_conv1d_final_states(p, hip_stream);
 }
 
 at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias, bool use_silu,

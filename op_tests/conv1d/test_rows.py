@@ -4,6 +4,7 @@ and what a tap must not see.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from conv1d.cases import random_rows
-from support.tensors import LAYOUTS, empty_as, mismatch, mismatch_beside_infinities
+from support.observe import launches_of
+from support.tensors import LAYOUTS, empty_as, mismatch, mismatch_beside_infinities, strided
 import hipconv
 from hipconv import reference_training
 
@@ -229,3 +231,46 @@ def test_final_states_of_neighbouring_channels_at_any_alignment(device: torch.de
             final.fill_(42.0)
             assert (room == 42.0).all(), "wrote outside the states"
             final.copy_(kept)
+
+
+# Strides of rows of (dim, seqlen): the row, channels, tokens; and their first element.
+MEMORY = {
+    "aligned tokens": lambda dim, seqlen: (((dim + 8) * seqlen, 1, dim + 8), 8),
+    "tokens anywhere": lambda dim, seqlen: (((dim + 3) * seqlen, 1, dim + 3), 1),
+    "rows anywhere": lambda dim, seqlen: ((dim * (seqlen + 1), seqlen + 1, 1), 1),
+    "dense rows": lambda dim, seqlen: ((dim * seqlen, seqlen, 1), 0),
+}
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+def test_threads_that_end_a_row_write_its_final_state(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    """Rows that are shorter than the state, and of several runs; bits, with NaNs around x and canaries around the states."""
+    monkeypatch.setenv("HIPCONV_CONV1D_KERNEL", "lines" if "rows" in memory else "auto")  # which makes these through tile_lds
+    draw, generator = random.Random(memory), torch.Generator().manual_seed(5)
+    for dim, seqlen, has_state in itertools.product((3, 40, 66), (2, 7, 17, 75), (False, True)):
+        width, dtype = draw.choice([2, 3, 4, 5, 8]), draw.choice([torch.float16, torch.bfloat16, torch.float32])
+        batch, past = 5, width - 1
+        strides, first = MEMORY[memory](dim, seqlen)
+
+        def integers(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.randint(-5, 5, shape, generator=generator).to(device, dtype)
+
+        x, _ = strided((batch, dim, seqlen), strides, first, dtype, device, torch.nan)
+        x.copy_(integers(batch, dim, seqlen))
+        out, outs = strided((batch, dim, seqlen), strides, first, dtype, device, 42.0)
+        pitch = dim + draw.choice([0, 1, 8])
+        of_states = (past * pitch, 1, pitch) if draw.random() < 0.7 else (dim * past, past, 1)
+        final, finals = strided((batch, dim, past), of_states, 8, dtype, device, 42.0)
+        weight, state = integers(dim, width), integers(batch, past, dim).mT if has_state else None
+        expected, expected_final = reference_training.causal_conv1d(x, weight, None, None, state, False)
+        forward = functools.partial(torch.ops.hipconv.causal_conv1d_states_fwd, out, final, x, weight, None, None, state, False)
+        launched = launches_of(forward)
+        what = f"{dim}x{seqlen}, width {width}, {dtype}, state {has_state}, {launched}"
+        assert torch.equal(out, expected.to(dtype)) and torch.equal(final, expected_final.to(dtype)), what
+        for view, buffer in ((out, outs), (final, finals)):
+            view.fill_(42.0)
+            assert (buffer == 42.0).all(), f"wrote outside: {what}"
+        by_threads = any("tile_lds" in name for name in launched)
+        assert not (by_threads and len(launched) > 1), f"another kernel wrote the states: {what}"

@@ -18,8 +18,9 @@ void causal_conv1d_openmp(const CausalConv1dFwdParams& params, void* workspace, 
 
 // name, refusal, launch, workspace, auto_takes, form
 constexpr KernelRow<CausalConv1dFwdParams> kFwdKernels[] = {
-    {"simd", causal_conv1d_simd_refusal, causal_conv1d_simd, nullptr, nullptr, causal_conv1d_simd_form},
-    {"openmp", nullptr, causal_conv1d_openmp, nullptr, nullptr, causal_conv1d_openmp_form},
+    {"simd", causal_conv1d_simd_refusal, launch_and_final_states<causal_conv1d_simd>, nullptr, nullptr,
+     causal_conv1d_simd_form},
+    {"openmp", nullptr, launch_and_final_states<causal_conv1d_openmp>, nullptr, nullptr, causal_conv1d_openmp_form},
 };
 static_assert(are_named(kFwdKernels, kCausalConv1dFwdNames.cpu), "names stand in causal_conv1d/forward.h too");
 

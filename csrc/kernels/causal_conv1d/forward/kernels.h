@@ -9,7 +9,7 @@ namespace hipconv {
 constexpr int kMaxFastWidth = 8;  // of the kernels that are compiled for a width
 
 const char* causal_conv1d_tile_refusal(const CausalConv1dFwdParams& params);
-void causal_conv1d_tile(const CausalConv1dFwdParams& params, void* workspace, void* stream);
+bool causal_conv1d_tile(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
 const char* causal_conv1d_vector_refusal(const CausalConv1dFwdParams& params);
 void causal_conv1d_vector(const CausalConv1dFwdParams& params, void* workspace, void* stream);
@@ -18,13 +18,24 @@ const char* causal_conv1d_shared_refusal(const CausalConv1dFwdParams& params);
 void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
 const char* causal_conv1d_lines_refusal(const CausalConv1dFwdParams& params);
-void causal_conv1d_lines(const CausalConv1dFwdParams& params, void* workspace, void* stream);
+bool causal_conv1d_lines(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
 const char* causal_conv1d_staged_refusal(const CausalConv1dFwdParams& params);
 void causal_conv1d_staged(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
 const char* causal_conv1d_naive_form(const CausalConv1dFwdParams& params);
 void causal_conv1d_naive(const CausalConv1dFwdParams& params, void* workspace, void* stream);
+
+// Tells whether all rows of a tensor begin on a 16-byte boundary.
+inline bool begins_are_aligned(const Sequences& s, DType dtype) {
+    const int tokens = 16 / element_bytes(dtype);
+    return reinterpret_cast<uintptr_t>(s.data) % 16 == 0 && s.dim_stride % tokens == 0 && s.batch_stride % tokens == 0;
+}
+
+inline bool rows_are_whole_vectors(const CausalConv1dFwdParams& p) {
+    return p.seqlen % (16 / element_bytes(p.dtype)) == 0 && begins_are_aligned(p.x, p.dtype) &&
+           begins_are_aligned(p.out, p.dtype);
+}
 
 // There are two channel-first kernels: "shared" serves the short packed rows that are not of whole vectors. It serves short
 // rows of whole vectors only where they are many and each has an odd number of vectors: they divide badly among the lanes of
@@ -40,12 +51,23 @@ inline bool shared_is_faster(const CausalConv1dFwdParams& p) {
 bool lines_is_faster(const CausalConv1dFwdParams& p);
 inline bool tile_is_faster(const CausalConv1dFwdParams& p) { return !lines_is_faster(p); }
 // It also makes ragged rows that are short, have one tap, or few channels, where these see states or ids or more than four
-// taps; and plain ones that are very short (measured on an H100 and an H200).
+// taps; and plain ones that are very short (measured on an H100 and an H200). On NVIDIA's cards it makes more, by way of
+// tile_lds.cu: rows with states but for whole ones in 16 bits, ragged ones with ids in float32, plain ragged ones that are not
+// long or have more than four taps, and ragged ones with ids that are not long and have as many (measured on an H100).
 inline bool rows_are_faster_as_lines(const CausalConv1dFwdParams& p) {
+    constexpr int kLongRow = 512;  // tokens at most of one that is not
     const int size = element_bytes(p.dtype);
-    const bool usual = rows_are_plain(p) && p.width >= 2 && p.width <= 4, whole = p.seqlen % (16 / size) == 0;
+    const bool plain = rows_are_plain(p), usual = plain && p.width >= 2 && p.width <= 4;
+    const bool whole = p.seqlen % (16 / size) == 0, is_long = p.seqlen > kLongRow;
     const bool many = static_cast<int64_t>(p.batch) * p.dim * p.seqlen >= 16 * kEnoughThreads;
-    if (!many || whole || p.seqlen == 1 || causal_conv1d_lines_refusal(p)) return false;
+    if (!many || p.seqlen == 1 || causal_conv1d_lines_refusal(p)) return false;
+    if (kHasPredicates) {
+        const bool aligned = rows_are_whole_vectors(p);
+        if (plain && !whole && (p.width > 4 || !is_long)) return true;
+        if (p.seq_idx.data && (aligned ? size == 4 && p.dim < 32 : size == 4 || (p.width > 4 && !is_long))) return true;
+        if (!plain && !p.seq_idx.data && !(aligned && size == 2)) return true;
+    }
+    if (whole) return false;
     return usual ? p.seqlen <= 8 : p.seqlen <= 128 || p.width == 1 || (p.dim < 32 && size == 2);
 }
 inline bool vector_is_faster(const CausalConv1dFwdParams& p) {
@@ -63,39 +85,39 @@ inline CausalConv1dFwdParams as_one_row(CausalConv1dFwdParams p) {
     p.batch = 1;
     p.seq_idx.seqlen_stride = p.seq_idx.batch_stride;
     for (Sequences* s : {&p.x, &p.out}) s->seqlen_stride = s->batch_stride;
+    p.final_states = {};
     return p;
 }
 using FwdRefusal = const char* (*)(const CausalConv1dFwdParams&);
-using FwdLaunch = void (*)(const CausalConv1dFwdParams&, void*, void*);
 using FwdChoice = bool (*)(const CausalConv1dFwdParams&);
 template <FwdRefusal kRefusal>
 const char* refusal_of_rows(const CausalConv1dFwdParams& p) {
     return kRefusal(as_one_row(p)) ? kRefusal(p) : nullptr;
 }
-template <FwdRefusal kRefusal, FwdLaunch kLaunch>
-void launch_rows(const CausalConv1dFwdParams& p, void* workspace, void* stream) {
+template <FwdRefusal kRefusal, auto kLaunch>
+auto launch_rows(const CausalConv1dFwdParams& p, void* workspace, void* stream) {
     const CausalConv1dFwdParams row = as_one_row(p);
-    kLaunch(kRefusal(row) ? p : row, workspace, stream);
+    return kLaunch(kRefusal(row) ? p : row, workspace, stream);
 }
 template <FwdRefusal kRefusal, FwdChoice kIsFaster>
 bool is_faster_for_rows(const CausalConv1dFwdParams& p) {
     const CausalConv1dFwdParams row = as_one_row(p);
     return kIsFaster(kRefusal(row) ? p : row);
 }
-template <FwdRefusal kRefusal, FwdLaunch kLaunch, FwdChoice... kIsFaster>  // one or none
+template <FwdRefusal kRefusal, auto kLaunch, FwdChoice... kIsFaster>  // one or none
 constexpr KernelRow<CausalConv1dFwdParams> row_of(const char* name) {
     const FwdChoice faster[] = {is_faster_for_rows<kRefusal, kIsFaster>..., nullptr};
-    return {name, refusal_of_rows<kRefusal>, launch_rows<kRefusal, kLaunch>, nullptr, faster[0]};
+    return {name, refusal_of_rows<kRefusal>, launch_and_final_states<launch_rows<kRefusal, kLaunch>>, nullptr, faster[0]};
 }
 
 // name, refusal, launch, workspace, auto_takes, form
 constexpr KernelRow<CausalConv1dFwdParams> kFwdKernels[] = {
     row_of<causal_conv1d_tile_refusal, causal_conv1d_tile, tile_is_faster>("tile"),
     row_of<causal_conv1d_vector_refusal, causal_conv1d_vector, vector_is_faster>("vector"),
-    {"shared", causal_conv1d_shared_refusal, causal_conv1d_shared, nullptr, shared_is_faster},
+    {"shared", causal_conv1d_shared_refusal, launch_and_final_states<causal_conv1d_shared>, nullptr, shared_is_faster},
     row_of<causal_conv1d_lines_refusal, causal_conv1d_lines>("lines"),
-    {"staged", causal_conv1d_staged_refusal, causal_conv1d_staged},
-    {"naive", nullptr, causal_conv1d_naive, nullptr, nullptr, causal_conv1d_naive_form},
+    {"staged", causal_conv1d_staged_refusal, launch_and_final_states<causal_conv1d_staged>},
+    {"naive", nullptr, launch_and_final_states<causal_conv1d_naive>, nullptr, nullptr, causal_conv1d_naive_form},
 };
 static_assert(are_named(kFwdKernels, kCausalConv1dFwdNames.gpu), "names stand in causal_conv1d/forward.h too");
 

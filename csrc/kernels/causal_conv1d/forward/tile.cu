@@ -186,7 +186,7 @@ const char* causal_conv1d_tile_refusal(const CausalConv1dFwdParams& p) {
                : "channel-last x and out (stride 1 along dim, or up to 4 with 32 channels and more), widths 1 to 8";
 }
 
-void causal_conv1d_tile(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
+bool causal_conv1d_tile(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
     const hipStream_t s = static_cast<hipStream_t>(stream);
     const TileWay way = way_of(p);
     if (way == TileWay::checked) return causal_conv1d_tile_checked(p, s);
@@ -194,6 +194,7 @@ void causal_conv1d_tile(const CausalConv1dFwdParams& p, void* /*workspace*/, voi
     if (way == TileWay::lds) return causal_conv1d_tile_lds(p, s);
     with_instance<kMaxFastWidth>(
         p.dtype, p.width, [&](auto type, auto width) { launch<decltype(type), decltype(width)::value>(p, usual_shape(p), s); });
+    return false;
 }
 
 }  // namespace hipconv

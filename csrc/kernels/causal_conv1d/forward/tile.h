@@ -218,20 +218,22 @@ HIPCONV_INLINE void strided_parameters(const CausalConv1dInputs& p, int64_t d, P
     }
 }
 
+// The launches of these tell whether they have written the final states, too.
+//
 // tile_checked.cu. Filters of memory in which no aligned vector lies are of 16 bits. They have two taps at most, or four where
 // rows are so short that threads do most before their first token (measured on an H100 and an H200).
 constexpr int kMostShiftedWidth = 2, kMostShiftedWidthOfShortRows = 4, kShortShiftedRow = 8;
 template <typename T, int kWidth>
 constexpr bool kMayShift = sizeof(T) == 2 && kWidth <= kMostShiftedWidthOfShortRows;
 bool causal_conv1d_tile_checked_fits(const CausalConv1dFwdParams& p);
-void causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stream);
+bool causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stream);
 
 // tile_single.cu
 bool causal_conv1d_tile_single_fits(const CausalConv1dFwdParams& p);
-void causal_conv1d_tile_single(const CausalConv1dFwdParams& p, hipStream_t stream);
+bool causal_conv1d_tile_single(const CausalConv1dFwdParams& p, hipStream_t stream);
 
 // tile_lds.cu
 bool causal_conv1d_tile_lds_fits(const CausalConv1dFwdParams& p);
-void causal_conv1d_tile_lds(const CausalConv1dFwdParams& p, hipStream_t stream);
+bool causal_conv1d_tile_lds(const CausalConv1dFwdParams& p, hipStream_t stream);
 
 }  // namespace hipconv

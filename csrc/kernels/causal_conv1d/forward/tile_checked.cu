@@ -16,6 +16,7 @@
 
 #include "../common/lanes.h"
 #include "../common/vector_math.h"
+#include "final_states.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "tile.h"
@@ -24,6 +25,7 @@
 namespace hipconv {
 
 constexpr int kMaxCheckedRun = 32;  // tokens
+constexpr int kShortWideRow = 64;   // tokens, of more than six taps (measured on an H100)
 constexpr int kSegment = 32;        // lanes, of a wave or of half of one, that share out rows among them
 
 // Tells how shifted lanes divide the work: `lanes` lanes of a segment have a row, which is a run of tokens, or a part of
@@ -82,13 +84,15 @@ HIPCONV_INLINE CheckedPlace place_of_shifted(const CausalConv1dFwdParams& p, con
 }
 
 // The number of blocks of a compute unit, by the registers that a width and channels need.
-constexpr int checked_blocks(int width, bool shifts, int lane_bytes) {
-    if (lane_bytes == 4) return 9;
+constexpr int checked_blocks(int width, bool shifts, int channels, int lane_bytes) {
+    if (channels == 2 && (lane_bytes == 4 || width <= 4)) return 9;
     return width <= 2 ? (shifts ? 7 : 8) : width == 4 ? (shifts ? 5 : 6) : width == 6 ? 4 : 3;
 }
 
-template <typename T, typename Lane, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth, Lane::kShifts, Lane::kChannels * sizeof(T)))
+// kWritesStates: threads that end a row write its final state. It costs eight taps time where there is none to write.
+template <typename T, typename Lane, int kWidth, bool kWritesStates>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads,
+                                      checked_blocks(kWidth, Lane::kShifts, Lane::kChannels, Lane::kChannels * sizeof(T)))
     causal_conv1d_fwd_tile_checked(CausalConv1dFwdParams p, TilePlan plan, ShiftedPlan shifted) {
     constexpr int kChannels = Lane::kChannels, kPairs = kChannels / 2, kParts = Lane::kParts;
     constexpr int kPast = kWidth - 1;
@@ -249,6 +253,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth, Lane:
             if (t + j < walked) produce(slot, t + j, t + j < tokens);
         }
     }
+    if constexpr (kWritesStates) {
+        if (p.final_states.data && begin + tokens == p.seqlen) {
+            const char* const row_end =
+                reinterpret_cast<const char*>(&at<const T>(p.x, place.b, d, 0)) + p.seqlen * plan.x_step;
+            write_final_state<T, kPast, Part>(
+                p, place.b, d, [&](int back) { return *reinterpret_cast<const Part*>(row_end - back * plan.x_step); });
+        }
+    }
 }
 
 namespace {
@@ -256,6 +268,7 @@ namespace {
 // A form of the kernel and the shape of its launch.
 struct CheckedForm {
     bool whole;  // lanes are aligned vectors
+    bool writes_states;
     bool pairs;  // of two channels
     TileShape shape;
     int run;
@@ -288,10 +301,15 @@ CheckedForm form_of(const CausalConv1dFwdParams& p) {
     const int size = element_bytes(p.dtype), bytes = form.pairs ? 4 : lane_bytes(p.width), channels = bytes / size;
     form.whole = tile_is_whole(p, bytes);
     if (form.whole) {
-        const Sequences& states = p.initial_states;
-        form.shifted.states_are_whole = states.data && states.dim_stride == 1 && states.batch_stride % channels == 0 &&
-                                        states.seqlen_stride % channels == 0 &&
-                                        reinterpret_cast<uintptr_t>(states.data) % static_cast<unsigned>(bytes) == 0;
+        const auto are_whole = [&](const Sequences& states) {
+            return states.data && states.dim_stride == 1 && states.batch_stride % channels == 0 &&
+                   states.seqlen_stride % channels == 0 &&
+                   reinterpret_cast<uintptr_t>(states.data) % static_cast<unsigned>(bytes) == 0;
+        };
+        form.shifted.states_are_whole = are_whole(p.initial_states);
+        const bool is_worth_it = p.width <= 6 || p.seqlen <= kShortWideRow;
+        form.writes_states = is_worth_it && threads_write_final_states(p) && are_whole(p.final_states) &&
+                             (!p.initial_states.data || form.shifted.states_are_whole);
         form.shape = tile_shape(p, p.dim / channels);
         form.run = form.shape.run;
         return form;
@@ -331,7 +349,13 @@ void launch(const CausalConv1dFwdParams& p, const CheckedForm& form, hipStream_t
         grid = tile_grid(form.shape);
         block = tile_block(form.shape);
     }
-    HIPCONV_LAUNCH(true, (causal_conv1d_fwd_tile_checked<T, Lane, kWidth>), grid, block, 0, stream, p, plan, form.shifted);
+    constexpr bool kMayWrite = !Lane::kShifts, kHasBoth = kMayWrite && kWidth > 6;
+    if (!kHasBoth || form.writes_states)
+        HIPCONV_LAUNCH(true, (causal_conv1d_fwd_tile_checked<T, Lane, kWidth, kMayWrite>), grid, block, 0, stream, p, plan,
+                       form.shifted);
+    else
+        HIPCONV_LAUNCH(true, (causal_conv1d_fwd_tile_checked < T, Lane, kWidth, kMayWrite && !kHasBoth >), grid, block, 0,
+                       stream, p, plan, form.shifted);
     check_launch("causal_conv1d_fwd");
 }
 
@@ -342,8 +366,10 @@ bool causal_conv1d_tile_checked_fits(const CausalConv1dFwdParams& p) {
     return form.whole ? form.shape.fits() : may_shift(p) && form.groups <= kGridLimit && form.row_groups > 0;
 }
 
-void causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    const CheckedForm form = form_of(p);
+bool causal_conv1d_tile_checked(const CausalConv1dFwdParams& all, hipStream_t stream) {
+    const CheckedForm form = form_of(all);
+    CausalConv1dFwdParams p = all;
+    if (!form.writes_states) p.final_states = {};
     with_even_width<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value, kChannels = lane_bytes(kWidth) / static_cast<int>(sizeof(T));
@@ -353,6 +379,7 @@ void causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stre
         if (form.whole) return launch<T, WholeLane<T, kChannels>, kWidth>(p, form, stream);
         if constexpr (kMayShift<T, kWidth>) launch<T, ShiftedLane<T, kChannels>, kWidth>(p, form, stream);
     });
+    return form.writes_states;
 }
 
 }  // namespace hipconv

@@ -14,8 +14,11 @@
 // Bytes: each input is read once (and kWidth - 1 tokens a tile once more), each output is written once.
 #include <hip/hip_runtime.h>
 
+#include <cstring>
+
 #include "../common/vector_math.h"
 #include "channel_parameters.h"
+#include "final_states.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "tile.h"
@@ -24,28 +27,27 @@
 
 namespace hipconv {
 
-constexpr int lds_tile_blocks(int element_bytes, int width, bool direct) {
+constexpr int lds_tile_blocks(int width) {
     if (!kHasPredicates) return 2;
-    if (element_bytes == 4) return direct ? 6 : 5;
-    return direct || width > 4 ? 4 : 5;
+    return width <= 4 ? 7 : 6;
 }
 
 template <typename T, int kWidth, bool kDirect>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(T), kWidth, kDirect))
-    causal_conv1d_fwd_tile_lds(LdsCall call) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(kWidth)) causal_conv1d_fwd_tile_lds(LdsCall call) {
     const auto again = [&]() -> const LdsCall& { return first_parameter_again(call); };
     constexpr int kThreads = kTileThreadsOf<T>, kPast = kWidth - 1, kSize = static_cast<int>(sizeof(T));
     // Tokens that are made at a time; a multiple of the ring's size, so that its positions repeat.
     constexpr int kBatch = kTapGroup, kRing = kWidth > 4 ? 8 : kWidth;
-    HIPCONV_SHARED(Words4, in, kDirect ? 1 : kInBytes / 16);
-    HIPCONV_SHARED(Words4, results, kOutBytes / 16);
-    HIPCONV_SHARED(uint32_t, taps, kMostTokens / 4);
-    HIPCONV_SHARED(uint8_t, differs, kThreads);  // of runs: whether a tap sees nothing
+    // The tile of x, that of out, of runs whether a tap sees nothing, and of tokens what taps see: as much as the plan takes.
+    HIPCONV_LARGE_SHARED(Words4, in, kCopiesPastRegisters ? 1 : (kMostLds - (kDirect ? kInBytes : 0)) / 16);
 
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= again().plan.all_blocks) return;
     let_next_kernel_begin();
     const int thread = static_cast<int>(threadIdx.x);
+    Words4* const results = in + again().plan.results_at;
+    uint8_t* const differs = reinterpret_cast<uint8_t*>(in + again().plan.differs_at);
+    uint32_t* const taps = reinterpret_cast<uint32_t*>(differs + kThreads);
     const uint32_t of_sequences = block / again().plan.blocks_a_sequence;
     const int b = static_cast<int>(of_sequences) * again().plan.sequences;
     const int t = static_cast<int>(block - of_sequences * again().plan.blocks_a_sequence) * again().plan.tokens_on;
@@ -61,15 +63,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(
     const int first_sequence = quotient(number, again().plan.of_sequence_runs);
     const int begin = (number - first_sequence * again().plan.sequence_runs) * again().plan.run;
     const bool begins_row = t + begin == 0, may_run = number < again().plan.runs && begin < tokens && c < channels;
-    const int run_tokens = !may_run ? 0 : tokens - begin < again().plan.run ? tokens - begin : again().plan.run;
+    int run_tokens = !may_run ? 0 : tokens - begin < again().plan.run ? tokens - begin : again().plan.run;
+    in_a_register(run_tokens);  // or each round works it out anew
     const int d = first_channel + (c < channels ? c : 0);
 
     wait_for_kernel_before();
     const int left_out = kWidth - again().width;  // taps: none, or one, the oldest
     const auto has_tap = [&](int i) { return i > 0 || left_out == 0; };
-    ChannelParameters<kWidth> parameters;
-    parameters.load(again(), d);
-
     const auto part_of = [&](const Sequences& tensor, const LdsTensor& how, Words4* lds, int past) -> LdsPart {
         char* const memory = static_cast<char*>(tensor.data) + b * how.batch_step + int64_t{t - past} * how.token_step +
                              int64_t{first_channel} * how.channel_step;
@@ -80,23 +80,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(
     const int past = t == 0 ? 0 : kPast - left_out;
     const LdsPart x = part_of(again().x, again().plan.x, in, past), out = part_of(again().out, again().plan.out, results, 0);
     if constexpr (!kDirect) bring_tile<T>(x, again().plan.x_begin, again().plan.x_end);
-    // The state of a sequence is under way while what comes before it is made.
     const bool has_ids = again().seq_idx.data, has_states = again().initial_states.data;
-    T state[kPast + 1];
-    const auto load_state = [&](int s) {
-        if (run_tokens == 0 || s >= sequences) return;
-        const T* from = global_pointer<const T>(again().initial_states.data) + (b + s) * again().initial_states.batch_stride +
-                        d * again().initial_states.dim_stride;
-#pragma unroll
-        for (int i = 0; i < kPast; ++i) {
-            if (!has_tap(i)) continue;
-            state[i] = *from;
-            from += again().initial_states.seqlen_stride;
-        }
-    };
-#pragma unroll
-    for (int i = 0; i < kPast; ++i) state[i] = T{};
-    if (has_states && begins_row) load_state(first_sequence);
     if (has_ids) {
         differs[thread] = 0;
         __syncthreads();
@@ -115,6 +99,25 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(
             of_sequence[quotient(own, again().plan.of_run)] = of_sequence[quotient(last, again().plan.of_run)] = 1;
         }
     }
+    // The state of a sequence is under way while what comes before it is made.
+    T state[kPast + 1];
+    const T* next_state = has_states ? &at<const T>(again().initial_states, b + first_sequence, d, 0) : nullptr;
+    const auto load_state = [&](int s) {
+        if (run_tokens == 0 || s >= sequences) return;
+        const T* from = next_state;
+        next_state += again().plan.states_on;
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) {
+            if (!has_tap(i)) continue;
+            state[i] = *from;
+            from += again().initial_states.seqlen_stride;
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < kPast; ++i) state[i] = T{};
+    if (has_states && begins_row) load_state(first_sequence);
+    ChannelParameters<kWidth> parameters;
+    parameters.load(again(), d);
     if constexpr (kCopiesPastRegisters && !kDirect) wait_for_copies<0>();
     if (!kDirect || has_ids) __syncthreads();
 
@@ -162,8 +165,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(
             if (round + 1 < again().plan.rounds) load_state(s + again().plan.at_once);
         }
 
-        const auto walk = [&](auto looks) {
-            constexpr bool kLooks = decltype(looks)::value;
+        const auto walk = [&](auto looks, auto oldest, auto activates) {
+            constexpr bool kLooks = decltype(looks)::value, kHasOldest = decltype(oldest)::value;
+            constexpr bool kActivates = decltype(activates)::value;
             const char* from = first_from;
             char* to = first_to;
             const uint8_t* found = first_found;
@@ -172,57 +176,79 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(
                 float sum = bias;
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i) {
-                    if (kLooks ? i < kPast && !(token_taps >> (kPast - 1 - i) & 1) : !has_tap(i)) continue;
+                    if (kLooks ? i < kPast && !(token_taps >> (kPast - 1 - i) & 1) : i == 0 && !kHasOldest) continue;
                     sum = low(multiply_add(twice(weight[i]), twice(ring[(slot + kRing - kPast + i) % kRing]),
                                            twice(sum)));  // as the others
                 }
-                if (use_silu) sum = silu(sum);
+                if (kLooks ? use_silu : kActivates) sum = silu(sum);
                 return kLooks && token_taps >> kPaddingBit ? 0.0f : sum;
             };
             // The inputs of `most` tokens, and their outputs. From memory, the next ones are under way meanwhile.
             T ahead[kBatch];
-            const auto fetch = [&](int most) {
+            const auto fetch = [&](int begin, int end, int most) {
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
+                    if (j < begin || j >= end) continue;
                     ahead[j] = T{};
                     if (j >= most) continue;
                     ahead[j] = *reinterpret_cast<const T*>(from);
                     from += x_step;
                 }
             };
-            const auto make = [&](int most, int next) {
-                if (!kDirect) fetch(most);
+            const auto make_some = [&](int begin, int end, int most, int next) {
+                if (!kDirect) fetch(begin, end, most);
                 float inputs[kBatch], outputs[kBatch];
                 int seen[kBatch];
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
+                    if (j < begin || j >= end) continue;
                     inputs[j] = to_float(ahead[j]);
                     seen[j] = kLooks && j < most ? found[j] : 0;
                 }
-                if (kDirect) fetch(next);
+                if (kDirect) fetch(begin, end, next);
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
+                    if (j < begin || j >= end) continue;
                     ring[(kPast + j) % kRing] = inputs[j];
                     outputs[j] = output((kPast + j) % kRing, seen[j]);
                     if (kLooks) keep_order();  // or the masks of all tokens take scalar registers at once
                 }
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
+                    if (j < begin || j >= end) continue;
                     if (j < most) *reinterpret_cast<T*>(to) = from_float<T>(outputs[j]);
                     to += out_step;
                 }
+            };
+            const auto make = [&](int most, int next) {
+                make_some(0, kBatch, most, next);
+                found += kBatch;
+            };
+            // The same of a run's end: tokens that are not there are not made.
+            const auto make_last = [&](int most, int next) {
+                make_some(0, 1, most, next);
+                if (most > 1) make_some(1, 4, most, next);
+                if (most > 4) make_some(4, kBatch, most, next);
                 found += kBatch;
             };
             int left_over = count;
             constexpr int kSteady = kDirect ? 2 * kBatch : kBatch;
-            if (kDirect) fetch(left_over);
+            if (kDirect) fetch(0, kBatch, left_over);
             for (; left_over >= kSteady; left_over -= kBatch) make(kBatch, kBatch);
-            for (; left_over > 0; left_over -= kBatch) make(left_over, left_over - kBatch);
+            for (; left_over > 0; left_over -= kBatch) make_last(left_over, left_over - kBatch);
+        };
+        const auto walk_all = [&](auto oldest) {
+            if (use_silu)
+                walk(std::false_type{}, oldest, std::true_type{});
+            else
+                walk(std::false_type{}, oldest, std::false_type{});
         };
         if (looks)
-            walk(std::true_type{});
+            walk(std::true_type{}, std::true_type{}, std::true_type{});
+        else if (left_out == 0)
+            walk_all(std::true_type{});
         else
-            walk(std::false_type{});
+            walk_all(std::false_type{});
         if (begins_row && !looks && !has_states && !(probe == 0.0f)) {
             // Zeros stood in for the tokens before the row, and some weight is infinite or NaN: skip those taps instead.
 #pragma unroll 1
@@ -234,6 +260,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(
                 *reinterpret_cast<T*>(first_to + own * out_step) = from_float<T>(use_silu ? silu(sum) : sum);
             }
         }
+        if (count > 0 && again().final_states.data && t + begin + count == again().seqlen)
+            write_final_state<T, kPast>(
+                again(), b + s, d, [&](int back) { return *reinterpret_cast<const T*>(first_from + (count - back) * x_step); });
         first_from += round_step;
         first_to += again().plan.at_once * again().plan.out.lds_batch_step;
         first_found += again().plan.at_once * again().plan.tap_groups * kTapGroup;
@@ -331,8 +360,9 @@ LdsTensor lds_tensor(const CausalConv1dFwdParams& p, const Sequences& s, const L
     const bool dense = how.inner_step() == size;
     // Where lanes lie across lines, these are an odd number of vectors apart, if any: else more of them meet in LDS banks.
     const bool across = how.along_tokens && !lies_along_tokens(is_x ? p.out : p.x);
-    const bool is_tight = dense && !(across && line_step % 32 == 0) && (how.along_tokens ? is_whole : plan.groups == 1) &&
-                          line_step >= bytes && line_step <= (is_x ? 2 : 1) * bytes;
+    const bool is_tight = dense && !plan.lies_apart && !(across && line_step % 32 == 0) &&
+                          (how.along_tokens ? is_whole : plan.groups == 1) && line_step >= bytes &&
+                          line_step <= (is_x ? 2 : 1) * bytes;
     // Sequences of whole rounds of LDS banks would meet there.
     const bool meets = plan.channels < 32 && how.batch_step % 64 == 0;
     const bool joined = is_tight && plan.sequences > 1 && !meets && (!how.along_tokens || plan.groups == 1) &&
@@ -342,7 +372,7 @@ LdsTensor lds_tensor(const CausalConv1dFwdParams& p, const Sequences& s, const L
     const bool alike = begins.alike && (!how.along_tokens || is_whole);
     const int surrounded = alike ? (begins.at + bytes + 15) / 16 * 16 : bytes + 32 - size;
     int lds_line_step = is_tight ? line_step : next(surrounded, line_step);
-    if (across && lds_line_step % 32 == 0) lds_line_step += 16;
+    if ((across || plan.lies_apart) && lds_line_step % 32 == 0) lds_line_step += 16;
     how.lds_token_step = how.along_tokens ? size : lds_line_step;
     how.lds_channel_step = how.along_tokens ? lds_line_step : size;
     const int of_lines = (how.lines - 1) * lds_line_step + bytes;
@@ -375,7 +405,7 @@ int64_t lds_bytes(const LdsPlan& plan, const LdsTensor& how, int size) {
            how.inner * size;
 }
 
-LdsPlan plan_of(const CausalConv1dFwdParams& p) {
+LdsPlan new_plan(const CausalConv1dFwdParams& p) {
     const int size = element_bytes(p.dtype), vector = 16 / size;
     LdsPlan plan{};
     divide_channels(p, &plan);
@@ -398,7 +428,7 @@ LdsPlan plan_of(const CausalConv1dFwdParams& p) {
         return most;
     };
     int more = 0;  // tokens of a run, lest lanes meet
-    const auto divide_once = [&](int longest, int most_runs) {
+    const auto divide = [&](int longest, int most_runs) {
         const int longest_run = longest > kShortestRun ? longest : kShortestRun;
         const int needed = static_cast<int>(parts(p.seqlen, longest_run));
         plan.sequences = most_runs / needed > 1 ? (most_runs / needed < p.batch ? most_runs / needed : p.batch) : 1;
@@ -444,17 +474,6 @@ LdsPlan plan_of(const CausalConv1dFwdParams& p) {
         plan.x = lds_tensor(p, p.x, plan, true);
         plan.out = lds_tensor(p, p.out, plan, false);
     };
-    const auto divide = [&](int longest, int most_runs) {
-        const bool few = plan.channels < 32 && p.x.dim_stride == 1;
-        for (more = 0; more <= 6; more += 2) {
-            divide_once(longest, most_runs);
-            const bool matters =
-                plan.runs > 1 && ((few && !x_along_tokens) || (x_along_tokens && out_along_tokens && plan.sequences > 1));
-            if (!matters || (meeting(plan.x) <= 2 && (x_along_tokens != out_along_tokens || meeting(plan.out) <= 2))) return;
-        }
-        more = 0;
-        divide_once(longest, most_runs);
-    };
     const auto fits = [&] {
         return parts(plan.tokens, kTapGroup) * kTapGroup * plan.sequences <= kMostTokens &&
                lds_bytes(plan, plan.x, size) <= kInBytes && lds_bytes(plan, plan.out, size) <= kOutBytes;
@@ -473,6 +492,28 @@ LdsPlan plan_of(const CausalConv1dFwdParams& p) {
     while (longest > (is_short ? 1 : kShortestRun) && (!fits() || blocks() * plan.groups < enough_blocks))
         divide(longest -= 4, runs);
     while (runs > 1 && !fits()) divide(longest, --runs);
+    // Longer runs, or lines that lie apart, where more than two lanes meet otherwise.
+    const bool both = x_along_tokens && out_along_tokens, few = plan.channels < 32 && p.x.dim_stride == 1;
+    const auto meet = [&] {
+        if (!both && !(few && !x_along_tokens && plan.runs > 1)) return 1;
+        const int of_x = meeting(plan.x), of_out = both ? meeting(plan.out) : 1;
+        return of_x > of_out ? of_x : of_out;
+    };
+    const auto divide_so = [&](int way) {
+        more = way % 4 * 2;
+        plan.lies_apart = way >= 4;
+        divide(longest, runs);
+    };
+    if (fits()) {
+        const int last = both ? (plan.runs > 1 ? 7 : 4) : 3;
+        int least = meet(), best = 0, way = plan.runs > 1 ? 0 : 3;
+        while (least > 2 && way < last) {
+            ++way;
+            divide_so(way);
+            if (const int met = meet(); fits() && met < least) least = met, best = way;
+        }
+        if (plan.lies_apart != (best >= 4) || more != best % 4 * 2) divide_so(best);
+    }
     plan.tokens_first = x_along_tokens && out_along_tokens && plan.runs > 1;
     plan.of_channels = reciprocal_of(plan.channels);
     plan.of_runs = reciprocal_of(plan.runs);
@@ -495,31 +536,53 @@ LdsPlan plan_of(const CausalConv1dFwdParams& p) {
     return plan;
 }
 
+// A call needs its plan when a kernel is chosen for it, and again when that is launched.
+const LdsPlan& plan_of(const CausalConv1dFwdParams& p) {
+    static thread_local CausalConv1dFwdParams last{};
+    static thread_local LdsPlan plan{};
+    if (std::memcmp(&last, &p, sizeof(p)) != 0) {
+        plan = new_plan(p);
+        last = p;
+    }
+    return plan;
+}
+
 }  // namespace
 
 bool causal_conv1d_tile_lds_fits(const CausalConv1dFwdParams& p) {
-    const LdsPlan plan = plan_of(p);
+    const LdsPlan& plan = plan_of(p);
     return plan.all_blocks > 0 && plan.groups <= kGridLimit;
 }
 
-void causal_conv1d_tile_lds(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    const LdsPlan plan = plan_of(p);
+bool causal_conv1d_tile_lds(const CausalConv1dFwdParams& p, hipStream_t stream) {
+    const LdsPlan& plan = plan_of(p);
     LdsCall call{};
     static_cast<CausalConv1dFwdParams&>(call) = p;
+    const bool writes_states = threads_write_final_states(p);
+    if (!writes_states) call.final_states = {};
     call.plan = plan;
     // Where only out is along tokens, waves read x past LDS: that is faster in 32 bits.
-    const bool direct = plan.out.along_tokens && !plan.x.along_tokens && p.x.dim_stride == 1 && plan.channels >= 32;
+    const bool direct = element_bytes(p.dtype) == 4 && plan.out.along_tokens && !plan.x.along_tokens && p.x.dim_stride == 1 &&
+                        plan.channels >= 32;
+    const auto vectors = [](int64_t bytes) { return static_cast<int32_t>((bytes + 15) / 16); };
+    const int size = element_bytes(p.dtype);
+    call.plan.results_at = direct ? 0 : vectors(lds_bytes(plan, plan.x, size));
+    call.plan.differs_at = call.plan.results_at + vectors(lds_bytes(plan, plan.out, size));
+    const int for_ids = p.seq_idx.data ? lds_threads(size) + plan.tap_groups * kTapGroup * plan.sequences : 0;
+    const int shared = launch_shared_bytes(call.plan.differs_at * 16 + for_ids);
+    call.plan.states_on = plan.at_once * p.initial_states.batch_stride;
     with_even_width<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;
         const dim3 grid = grid_of(plan.groups, plan.all_blocks), block(kTileThreadsOf<T>, 1, 1);
         if constexpr (sizeof(T) == 4) {
-            if (direct) HIPCONV_LAUNCH(true, (causal_conv1d_fwd_tile_lds<T, kWidth, true>), grid, block, 0, stream, call);
+            if (direct) HIPCONV_LAUNCH(true, (causal_conv1d_fwd_tile_lds<T, kWidth, true>), grid, block, shared, stream, call);
         }
         if (sizeof(T) == 2 || !direct)
-            HIPCONV_LAUNCH(true, (causal_conv1d_fwd_tile_lds<T, kWidth, false>), grid, block, 0, stream, call);
+            HIPCONV_LAUNCH(true, (causal_conv1d_fwd_tile_lds<T, kWidth, false>), grid, block, shared, stream, call);
     });
     check_launch("causal_conv1d_fwd");
+    return writes_states;
 }
 
 }  // namespace hipconv

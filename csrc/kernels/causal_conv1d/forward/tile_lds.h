@@ -17,8 +17,9 @@ constexpr int kShortestRun = 9;
 constexpr int kTokensOfStart = 32;                                  // take as long as what a thread does before its first
 constexpr int kRunBytes = lds_threads(2) * 2 * longest_lds_run(2);  // of a tile that all threads make
 constexpr int kInBytes = kRunBytes * 5 / 4 / 16 * 16;               // with the tokens before, and with gaps
-constexpr int kOutBytes = kRunBytes * 9 / 8 / 16 * 16;
+constexpr int kOutBytes = kHasPredicates ? kInBytes : kRunBytes * 9 / 8 / 16 * 16;
 constexpr int kMostTokens = kHasPredicates ? 3200 : 1664;  // of a tile, each sequence's rounded up
+constexpr int kMostLds = kInBytes + kOutBytes + kMostTokens + 256;
 template <typename T>
 constexpr int kTileThreadsOf = lds_threads(sizeof(T));
 static_assert(lds_threads(4) * 4 * longest_lds_run(4) <= kInBytes, "a tile of floats has room");
@@ -55,12 +56,15 @@ struct LdsPlan {
     int32_t at_once, rounds;                // sequences that threads make at a time, so many times
     int32_t tokens, tokens_on;              // of a sequence in a tile; from tile to tile
     bool tokens_first;                      // neighbouring threads have neighbouring runs, and not channels
+    bool lies_apart;                        // lines do in LDS, though they do not in memory
     int32_t tap_groups;                     // of a sequence in a tile
     uint32_t of_channels, of_runs, of_run, of_sequence_runs, of_at_once, of_tap_groups;
     uint32_t blocks_a_sequence, all_blocks;  // along tokens and sequences
     int64_t groups;                          // along channels
     LdsTensor x, out;
-    uint64_t x_begin, x_end;  // addresses between which elements of x lie
+    int32_t results_at, differs_at;  // in LDS, in vectors
+    int64_t states_on;               // from the initial state of a sequence to that of the next round's, in elements
+    uint64_t x_begin, x_end;         // addresses between which elements of x lie
 };
 
 // A launch has one parameter, so that all of it can be read when it is needed (first_parameter_again).
@@ -116,24 +120,43 @@ struct LdsPart {
         const int thread = static_cast<int>(threadIdx.x), row = quotient(thread, how.of_lanes), lane = thread - row * how.lanes;
         const int end = pieces(), bytes = piece_bytes(), step = how.lanes * 16;
         const int at_end = kOnlyWhole ? bytes - 15 : bytes;
-        if (row >= how.at_once || row >= end) return;
+        if (row >= how.at_once || row >= end || at_end <= 0) return;
         const LdsVector first = first_vector(row, 0);
         char *from = first.memory + first.begin, *place = first.lds + first.begin;
-        int line = line_of(row);
-        for (int number = row; number < end; number += how.at_once) {
-            int at = lane * 16 - static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
-            if (kOnlyWhole && at < 0) at += step;
-            if (!how.wraps || line < lines) {
-                for (; at < at_end; at += step) f(LdsVector{from + at, place + at, -at, bytes - at});
+        const auto walk = [&](auto wraps) {
+            constexpr bool kWraps = decltype(wraps)::value;
+            int line = kWraps ? line_of(row) : 0;
+            for (int number = row; number < end; number += how.at_once) {
+                int at = lane * 16 - static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
+                if (kOnlyWhole && at < 0) at += step;
+                if (!kWraps || line < lines) {
+                    for (; at < at_end; at += step) f(LdsVector{from + at, place + at, -at, bytes - at});
+                }
+                from += how.step;
+                place += how.lds_step;
+                if (!kWraps) continue;
+                line += how.lines_on;
+                if (line < how.lines) continue;
+                line -= how.lines;
+                from += how.wrap;
+                place += how.lds_wrap;
             }
-            from += how.step;
-            place += how.lds_step;
-            if (!how.wraps) continue;
-            line += how.lines_on;
-            if (line < how.lines) continue;
-            line -= how.lines;
-            from += how.wrap;
-            place += how.lds_wrap;
+        };
+        if (how.wraps)
+            walk(std::true_type{});
+        else
+            walk(std::false_type{});
+    }
+    // Calls f(vector) for the first and last vectors of pieces that hold something else, too. A thread has whole pieces.
+    template <int kThreads, typename F>
+    HIPCONV_INLINE void for_edges(F f) const {
+        const int all = pieces(), bytes = piece_bytes();
+        for (int number = static_cast<int>(threadIdx.x); number < all; number += kThreads) {
+            if (line_of(number) >= lines) continue;
+            const LdsVector v = first_vector(number, bytes);
+            if (v.begin > 0 || v.end < 16) f(v);
+            const int last = v.end & ~15;
+            if (last > 0 && last < v.end) f(LdsVector{v.memory + last, v.lds + last, -last, v.end - last});
         }
     }
     // Tells whether all vectors lie between two addresses.
@@ -209,15 +232,12 @@ HIPCONV_INLINE void take_tile(const LdsPart& part, bool has_first, bool has_last
         part.for_elements<T, kTileThreadsOf<T>>([](T* memory, const T* lds) { *memory = *lds; });
         return;
     }
-    const auto take = [](const LdsVector& v) { *global_address<Words4>(v.memory) = *reinterpret_cast<const Words4*>(v.lds); };
-    if (!part.how.has_edges || !(has_first || has_last)) {
-        part.for_vectors<true>(take);
-        return;
-    }
-    part.for_vectors<false>([&](const LdsVector& v) {
-        const bool is_first = v.begin > 0, is_last = v.end < 16;
-        if (!is_first && !is_last) return take(v);
-        if (is_first ? has_first : has_last) take_part_of_vector<T>(v, is_first ? v.begin : 0, is_last ? v.end : 16);
+    part.for_vectors<true>(
+        [](const LdsVector& v) { *global_address<Words4>(v.memory) = *reinterpret_cast<const Words4*>(v.lds); });
+    if (!part.how.has_edges || !(has_first || has_last)) return;
+    part.for_edges<kTileThreadsOf<T>>([&](const LdsVector& v) {
+        const bool is_first = v.begin > 0;
+        if (is_first ? has_first : has_last) take_part_of_vector<T>(v, is_first ? v.begin : 0, v.end < 16 ? v.end : 16);
     });
 }
 

@@ -13,6 +13,7 @@
 
 #include "../common/vector_math.h"
 #include "channel_parameters.h"
+#include "final_states.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "lines.h"
@@ -41,11 +42,13 @@ struct SinglePlan {
     int64_t x_wrap, out_wrap;  // from behind the last step of a row to the next row
 };
 
+// Threads that have whole sequences write their final states, from this width on (measured on an H100).
+constexpr int kLeastWidthOfStates = 5;
 // Some widths have a kernel for runs alone: they would need too many registers for them.
 constexpr bool has_run_kernel(int width) { return width == 4 || width > 6; }
 constexpr int single_blocks(int width, bool some) {
     if (!some) return width == 4 ? 9 : 7;
-    return width <= 3 ? 8 : width <= 6 ? 7 : width == 7 ? 5 : 4;
+    return width <= 3 ? 8 : width == 4 ? 7 : width <= 6 ? 8 : width == 7 ? 5 : 4;
 }
 
 // kSome: a thread has some whole sequences, or a run.
@@ -232,6 +235,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSingleThreads, single_blocks(kWidth, kSom
             }
         }
     }
+    if (kSome && kWidth >= kLeastWidthOfStates && p.final_states.data && exists) {
+#pragma unroll 1
+        for (int own_b = b; own_b < end; ++own_b) {
+            const char* const row_end = x_at(own_b) + tokens * plan.x_step;
+            write_final_state<T, kPast>(p, own_b, d, [&](int back) { return load(row_end - back * plan.x_step); });
+        }
+    }
 }
 
 namespace {
@@ -280,8 +290,12 @@ bool causal_conv1d_tile_single_fits(const CausalConv1dFwdParams& p) {
     return fills_waves && single_plan(p).rows > 0;
 }
 
-void causal_conv1d_tile_single(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    const SinglePlan plan = single_plan(p);
+bool causal_conv1d_tile_single(const CausalConv1dFwdParams& all, hipStream_t stream) {
+    const SinglePlan plan = single_plan(all);
+    const bool whole_sequences = plan.runs_a_sequence == 1 && (plan.sequences > 1 || !has_run_kernel(all.width));
+    const bool writes_states = threads_write_final_states(all) && whole_sequences && all.width >= kLeastWidthOfStates;
+    CausalConv1dFwdParams p = all;
+    if (!writes_states) p.final_states = {};
     const int64_t blocks = (int64_t{plan.rows} * p.dim + kSingleThreads - 1) / kSingleThreads;
     const dim3 grid = blocks <= kGridLimit ? dim3(static_cast<unsigned>(blocks), 1, 1)
                                            : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
@@ -298,6 +312,7 @@ void causal_conv1d_tile_single(const CausalConv1dFwdParams& p, hipStream_t strea
         });
     });
     check_launch("causal_conv1d_fwd");
+    return writes_states;
 }
 
 }  // namespace hipconv

@@ -71,11 +71,16 @@ HIPCONV_INLINE GroupTaps taps_of_group(const CausalConv1dInputs& p, int64_t b, i
     int32_t own = t - kMostPast, ids[kAll];
     const int32_t* at = global_pointer<const int32_t>(p.seq_idx.data) + b * p.seq_idx.batch_stride +
                         (own < 0 ? 0 : own) * p.seq_idx.seqlen_stride;
+    if (own >= 0 && own + kAll <= p.seqlen && p.seq_idx.seqlen_stride == 1) {
 #pragma unroll
-    for (int i = 0; i < kAll; ++i) {
-        ids[i] = *at;
-        at += own >= 0 && own < p.seqlen - 1 ? p.seq_idx.seqlen_stride : 0;  // it stays at the row's ends
-        ++own;
+        for (int i = 0; i < kAll; ++i) ids[i] = at[i];
+    } else {
+#pragma unroll
+        for (int i = 0; i < kAll; ++i) {
+            ids[i] = *at;
+            at += own >= 0 && own < p.seqlen - 1 ? p.seq_idx.seqlen_stride : 0;  // it stays at the row's ends
+            ++own;
+        }
     }
     bool ordered = ids[0] >= 0;
     uint32_t changes = 0;  // the lowest bit is that of the last token
@@ -93,6 +98,11 @@ HIPCONV_INLINE GroupTaps taps_of_group(const CausalConv1dInputs& p, int64_t b, i
             found.words[1] = found.words[1] << 8 | found.words[0] >> 24;
             found.words[0] = found.words[0] << 8 | taps;
         }
+        return found;
+    }
+    if (changes == 0 && t >= past) {
+#pragma unroll
+        for (int w = 0; w < kTapGroup / 4; ++w) found.words[w] = 0x01010101u * all;
         return found;
     }
 #pragma unroll

@@ -42,17 +42,6 @@ struct VectorAnyPlan {
     int32_t last_inner_x;  // the granules around a vector and its halo lie in its own row if it begins no later
 };
 
-// Tells whether all rows of a tensor begin on a 16-byte boundary.
-inline bool begins_are_aligned(const Sequences& s, DType dtype) {
-    const int tokens = 16 / element_bytes(dtype);
-    return reinterpret_cast<uintptr_t>(s.data) % 16 == 0 && s.dim_stride % tokens == 0 && s.batch_stride % tokens == 0;
-}
-
-inline bool rows_are_whole_vectors(const CausalConv1dFwdParams& p) {
-    return p.seqlen % (16 / element_bytes(p.dtype)) == 0 && begins_are_aligned(p.x, p.dtype) &&
-           begins_are_aligned(p.out, p.dtype);
-}
-
 // Tells whether every row of x lies in its 16 bytes as the same row of out does.
 inline bool rows_lie_alike(const CausalConv1dFwdParams& p) {
     const int tokens = 16 / element_bytes(p.dtype);
