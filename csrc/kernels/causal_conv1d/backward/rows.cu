@@ -3,20 +3,21 @@
 
 #include "kernels.h"
 #include "rows_kernel.h"
+#include "rows_single.h"
 #include "sums.h"
 
 namespace hipconv {
 
 namespace {
 
-constexpr int kWave = 32;               // lanes; the order of sums is the same on all cards
-constexpr int kLeastRowsChannels = 32;  // of a block, where there are more: states are read 64 bytes at a time
-constexpr int kTokensOfThread = 8;      // of a stage, where rows are shorter
-constexpr int kMostStages = 16;         // of a block
+constexpr int kWave = 32;                // lanes; the order of sums is the same on all cards
+constexpr int kLeastRowsChannels = 32;   // of a block, where there are more: states are read 64 bytes at a time
+constexpr int kMostTokensOfThread = 32;  // of a stage, where LDS has room: what a stage takes beside its tokens is shared
+constexpr int kLeastTokensOfThread = 8;  // even of few blocks, where rows are shorter
+constexpr int kMostStages = 16;          // of a block
 constexpr int64_t kEnoughRowsBlocks = 1024;
 constexpr int kMostConflicts = 8;           // lanes that meet in a bank of LDS
 constexpr int kMostBytesOfFollowing = 128;  // of a row, if several are one stretch
-constexpr int kMostRowTokens = 8;
 constexpr int kFewChannels = 8;
 
 int64_t greatest_common_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
@@ -111,10 +112,12 @@ BwdRowsPlan bwd_rows_plan_of(const CausalConv1dBwdParams& p, int channels) {
                  flag(p.dfinal_states.data, kRowsFinal) | flag(plan.dx.is_flat, kRowsDxIsFlat);
     plan.of_row = small_divisor_of(int64_t{p.in.seqlen} * channels);
     plan.of_line = small_divisor_of(plan.dx.tokens_inside ? p.in.seqlen : channels);
-    plan.turns = kTokensOfThread / p.in.seqlen;
+    const int64_t batch = p.in.batch, all_turns = ceil_of(batch, rows);
+    plan.turns = kMostTokensOfThread / p.in.seqlen;
+    const int least_turns = kLeastTokensOfThread / p.in.seqlen;
+    while (plan.turns > least_turns && plan.groups * ceil_of(all_turns, plan.turns) < kEnoughRowsBlocks) --plan.turns;
     if (plan.turns > fit / rows) plan.turns = fit / rows;
-    const int64_t batch = p.in.batch;
-    if (plan.turns > (batch + rows - 1) / rows) plan.turns = static_cast<int>((batch + rows - 1) / rows);
+    if (plan.turns > all_turns) plan.turns = static_cast<int>(all_turns);
     if (plan.turns < 1) plan.turns = 1;
     const int all_rows = rows * plan.turns;
     plan.all_stages = static_cast<int>((batch + all_rows - 1) / all_rows);
@@ -164,8 +167,9 @@ BwdRowsPlan bwd_rows_plan(const CausalConv1dBwdParams& p) {
 }  // namespace
 
 const char* causal_conv1d_bwd_rows_refusal(const CausalConv1dBwdParams& p) {
-    const char* served = "16-bit types, rows of 1 to 8 tokens, some of which fit LDS, widths 1 to 8";
-    if (p.in.dtype == DType::f32 || p.in.width > kBwdRowsMaxWidth || p.in.seqlen < 1 || p.in.seqlen > kMostRowTokens)
+    const char* served = "rows of one token and, of 16-bit types, of 2 to 8 tokens, some of which fit LDS, widths 1 to 8";
+    if (causal_conv1d_bwd_single_serves(p)) return nullptr;
+    if (p.in.dtype == DType::f32 || p.in.width > kBwdRowsMaxWidth || p.in.seqlen < 1 || p.in.seqlen > kBwdRowsMostTokens)
         return served;
     const BwdRowsPlan plan = bwd_rows_plan(p);
     return plan.rows > 0 && plan.groups <= kGridLimit ? nullptr : served;
@@ -174,6 +178,7 @@ const char* causal_conv1d_bwd_rows_refusal(const CausalConv1dBwdParams& p) {
 // Takes rows of which `vector` or `tile` serve each end for itself: those with states, single tokens, tensors of different
 // orders, and few channels. Rows must come to LDS in whole vectors, or at least by lanes along channels.
 bool causal_conv1d_bwd_rows_is_faster(const CausalConv1dBwdParams& p) {
+    if (causal_conv1d_bwd_single_serves(p)) return true;
     const auto of_channels = [&](const Sequences& s) { return s.dim_stride == 1; };
     const bool is_channel_last = of_channels(p.in.x) && of_channels(p.dout) && of_channels(p.dx);
     const bool is_crossed = of_channels(p.in.x) != of_channels(p.dout) || of_channels(p.in.x) != of_channels(p.dx);
@@ -188,11 +193,13 @@ bool causal_conv1d_bwd_rows_is_faster(const CausalConv1dBwdParams& p) {
 }
 
 int64_t causal_conv1d_bwd_rows_workspace(const CausalConv1dBwdParams& p) {
+    if (causal_conv1d_bwd_single_serves(p)) return causal_conv1d_bwd_single_workspace(p);
     return bwd_sums_workspace(p, sums_or_partials(equal_partials(bwd_rows_plan(p).pieces)), /*looks_at_taps=*/false);
 }
 
 void causal_conv1d_bwd_rows(const CausalConv1dBwdParams& params, void* workspace, void* stream) {
     const hipStream_t s = static_cast<hipStream_t>(stream);
+    if (causal_conv1d_bwd_single_serves(params)) return causal_conv1d_bwd_single(params, workspace, s);
     BwdRowsCall call{params, bwd_rows_plan(params)};
     const BwdPartials partials = sums_or_partials(equal_partials(call.plan.pieces));
     call.p = bwd_sums_begin(params, partials, /*looks_at_taps=*/false, workspace, s);

@@ -9,8 +9,9 @@
 // its own row, element by element. dx goes back in the same way, and takes dout's place in LDS where both lie alike. The states
 // of a thread's next row are loaded while it walks through this one.
 //
-// Token t completes the dx of token t - kWidth + 1: the sums of the last kWidth inputs are a ring beside that of the inputs.
-// All sums of a token are made in the order in which `tile` makes them: both kernels have the same dx.
+// A row's inputs, with those before it, and the sums of dx of these have registers of their own: which taps of the first tokens
+// see nothing is known when it is compiled then. All sums of a token are made in the order in which `tile` makes them: both
+// kernels have the same dx.
 //
 // A block of threads adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
 //
@@ -36,15 +37,32 @@ namespace hipconv {
 struct TapsOfByte {
     uint32_t byte;
     HIPCONV_INLINE bool sees(int i) const { return (byte >> i & 1) != 0; }
-    HIPCONV_INLINE void look_from_here_on() { from_here_on(byte); }  // AMD has no scalar registers for all conditions
+    // AMD has no scalar registers for all conditions, and NVIDIA sets all those of a byte at once if it does not know that they
+    // are the ones of before (`nothing` is 0).
+    HIPCONV_INLINE void look_again(uint32_t nothing) {
+        byte += nothing;
+        from_here_on(byte);
+    }
 };
 
-// All taps of a filter, of which the first one may be left out.
+// The taps of a filter from tap `first` on, which is known when it is compiled. Tap 0 may be left out.
 struct TapsOfFilter {
-    uint32_t has_first;
-    HIPCONV_INLINE bool sees(int i) const { return i > 0 || has_first != 0; }
-    HIPCONV_INLINE void look_from_here_on() {}
+    uint32_t has_zeroth;
+    int first;
+    HIPCONV_INLINE bool sees(int i) const { return i >= first && (i > 0 || has_zeroth != 0); }
+    HIPCONV_INLINE void look_again(uint32_t) {}
 };
+
+// Calls f with the number of a row's tokens as a constant. (Sums whose place is known when it is compiled are in registers.)
+template <int kTokens, typename F>
+HIPCONV_INLINE void with_tokens(int tokens, const F& f) {
+    if (tokens == kTokens) {
+        keep_apart<kTokens>();
+        f(std::integral_constant<int, kTokens>{});
+    } else if constexpr (kTokens > 1) {
+        with_tokens<kTokens - 1>(tokens, f);
+    }
+}
 
 // A thread's part of a stage.
 struct BwdRowsStage {
@@ -100,21 +118,28 @@ HIPCONV_INLINE bool bwd_rows_is_whole(int early, int bytes, int offset) {
 // Moves what stretches have of whole units to LDS or, with kBack, from there.
 template <bool kBack>
 __device__ __forceinline__ void bwd_rows_move_units(const BwdRowsStretches& s, char* lds) {
-    const int threads = static_cast<int>(blockDim.x), units = (s.bytes + 2 * kBwdRowsUnit - 2) / kBwdRowsUnit;
+    const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
+    const int units = (s.bytes + 2 * kBwdRowsUnit - 2) / kBwdRowsUnit;
+    // Where stretches are short, threads move several of them at a time: each has the same unit of all of its stretches.
+    const int at_once = s.count > 1 && units < threads ? threads / units : 1, own = at_once > 1 ? thread / units : 0;
+    if (own >= at_once) return;
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < s.count * units; i += threads) {
-        const int n = s.count == 1 ? 0 : i / units, offset = (i - n * units) * kBwdRowsUnit;
-        char* const stretch = s.first + n * s.row_memory;
-        const int early = bwd_rows_early(stretch);
-        if (!bwd_rows_is_whole(early, s.bytes, offset)) continue;
-        Words4* const in_memory = reinterpret_cast<Words4*>(stretch - early + offset);
-        Words4* const in_lds = reinterpret_cast<Words4*>(lds + s.begin + n * s.row_step + offset);
-        if constexpr (kBack)
-            *in_memory = *in_lds;
-        else if constexpr (kCopiesPastRegisters)
-            copy_later(in_lds, in_memory, /*zeros=*/false);
-        else
-            *in_lds = *in_memory;
+    for (int unit = thread - own * units; unit < units; unit += at_once > 1 ? units : threads) {
+        const int offset = unit * kBwdRowsUnit;
+#pragma unroll 1
+        for (int n = own; n < s.count; n += at_once) {
+            char* const stretch = s.first + n * s.row_memory;
+            const int early = bwd_rows_early(stretch);
+            if (!bwd_rows_is_whole(early, s.bytes, offset)) continue;
+            Words4* const in_memory = reinterpret_cast<Words4*>(stretch - early + offset);
+            Words4* const in_lds = reinterpret_cast<Words4*>(lds + s.begin + n * s.row_step + offset);
+            if constexpr (kBack)
+                *in_memory = *in_lds;
+            else if constexpr (kCopiesPastRegisters)
+                copy_later(in_lds, in_memory, /*zeros=*/false);
+            else
+                *in_lds = *in_memory;
+        }
     }
 }
 
@@ -217,7 +242,7 @@ __device__ __forceinline__ void bwd_rows_bring_own(const BwdRowsCall& call, cons
 // kWidth is even; the filter may be one tap narrower. Its taps are the last ones then.
 template <typename T, int kWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) causal_conv1d_bwd_rows(BwdRowsCall call) {
-    constexpr int kPast = kWidth - 1;
+    constexpr int kPast = kWidth - 1, kMost = kBwdRowsMostTokens;
     HIPCONV_LARGE_SHARED(Words4, shared, kCopiesPastRegisters ? 1 : kBwdRowsLds / 16);
     char* const lds = reinterpret_cast<char*>(shared);
     const auto again = [&]() -> const BwdRowsCall& { return first_parameter_again(call); };
@@ -252,7 +277,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
     // Loads the states of a row, a column for each tap but the last.
     T initial[kPast], final[kPast];
     const auto load_state = [&](const Sequences& s, int64_t b, T(&columns)[kPast]) {
-        const T* from = global_pointer<const T>(s.data) + b * s.batch_stride + d * s.dim_stride;
+        const T* from = &at<const T>(s, b, d, 0);
         const int64_t step = s.seqlen_stride;
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
@@ -274,125 +299,123 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
         flags = again().plan.flags;
         int x_at = bwd_rows_place<BwdRowsSide::x>(again(), part, n, c);
         int dout_at = bwd_rows_place<BwdRowsSide::dout>(again(), part, n, c);
-        char *dx_in_lds = lds, *dx_in_memory = nullptr, *dinitial = nullptr;
-        int dx_step = 0;
+        int dx_in_lds = 0;
+        char* dx_in_memory = nullptr;
         if (has(kRowsDxIsFlat)) {
-            dx_in_lds += bwd_rows_place<BwdRowsSide::dx>(again(), part, n, c);
-            dx_step = again().plan.dx.t_step;
+            dx_in_lds = bwd_rows_place<BwdRowsSide::dx>(again(), part, n, c);
         } else {
             const BwdRowsCall& of_dx = again();
             dx_in_memory = global_pointer<char>(of_dx.p.dx.data) + b * of_dx.plan.dx.row_memory + d * of_dx.plan.dx.d_memory;
         }
-        if (has(kRowsGiveInitial)) dinitial = reinterpret_cast<char*>(&at<T>(again().p.dinitial_states, b, d, 0));
-        const int x_step = again().plan.x.t_step, dout_step = again().plan.dout.t_step;
+        const int x_step = again().plan.x.t_step, dout_step = again().plan.dout.t_step, dx_step = again().plan.dx.t_step;
         const int bytes_at = again().plan.taps_begin + n * seqlen;
-        // Stores the gradient of the input at t, the next one from the first state's on.
-        const auto store = [&](int t, float value) {
+        const auto store_next = [&](float value) {
             const T element = from_float<T>(value);
-            if (t >= 0) {
-                if (has(kRowsDxIsFlat)) {
-                    *reinterpret_cast<T*>(dx_in_lds) = element;
-                } else {
-                    *global_pointer<T>(dx_in_memory) = element;
-                    dx_in_memory += again().plan.dx.t_memory;
-                }
+            if (has(kRowsDxIsFlat)) {
+                *reinterpret_cast<T*>(lds + dx_in_lds) = element;
                 dx_in_lds += dx_step;
-            } else if (has(kRowsGiveInitial)) {
-                *global_pointer<T>(dinitial) = element;
-                dinitial += again().p.dinitial_states.seqlen_stride * static_cast<int64_t>(sizeof(T));
+            } else {
+                *global_pointer<T>(dx_in_memory) = element;
+                dx_in_memory += again().plan.dx.t_memory;
             }
         };
 
-        float window[kWidth], sums[kWidth];
-        window[0] = 0.0f;
+        // These are the inputs that the tokens see, and their gradients: those before the row first.
+        float window[kPast + kMost], sums[kPast + kMost];
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) window[i + 1] = has(kRowsInitial) && has_tap(i) ? to_float(initial[i]) : 0.0f;
-#pragma unroll
-        for (float& each : sums) each = 0.0f;
+        for (int i = 0; i < kPast; ++i) {
+            window[i] = has(kRowsInitial) && has_tap(i) ? to_float(initial[i]) : 0.0f;
+            sums[i] = 0.0f;
+        }
         if (next >= 0) load_initial(next);
 
-        const uint32_t all = ((1u << (past + 1)) - 1) << left_out;
-        uint32_t own = 0;  // the bits of the last token's taps
-        // Does token t, which takes a slot of the rings. All its taps see something if it is steady.
-        const auto step = [&](auto steady, int t, int slot) {
-            constexpr bool kSteady = decltype(steady)::value;
-            if (!kSteady) {
-                if (has(kRowsIds))
-                    own = uint32_t{reinterpret_cast<const uint8_t*>(lds)[bytes_at + t]} << left_out;
-                else
-                    own = t >= past || has(kRowsInitial) ? all : all << (past - t) & all;
-            }
-            window[slot] = to_float(*reinterpret_cast<const T*>(lds + x_at));
+        // Does token t, whose taps see `taps`.
+        const auto step = [&](auto taps, int t) {
+            window[kPast + t] = to_float(*reinterpret_cast<const T*>(lds + x_at));
             float g = to_float(*reinterpret_cast<const T*>(lds + dout_at));
             x_at += x_step;
             dout_at += dout_step;
-            sums[slot] = 0.0f;
-            const auto activated = [&](auto& taps) {
+            sums[kPast + t] = 0.0f;
+            const auto activated = [&]() {
                 float sum = bias;
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i)
-                    if (taps.sees(i)) sum = weight[i] * window[(slot + 1 + i) % kWidth] + sum;
+                    if (taps.sees(i)) sum = weight[i] * window[t + i] + sum;
                 return g * low(silu_derivative(twice(sum)));
             };
-            const auto add = [&](auto taps) {
-                if constexpr (kHasPredicates) {
-                    const float other = activated(taps);
-                    if (has(kRowsSilu)) g = other;
-                } else {
-                    if (has(kRowsSilu)) g = activated(taps);
-                }
-                taps.look_from_here_on();
-                if (taps.sees(kPast)) dbias += g;
-#pragma unroll
-                for (int i = 0; i < kWidth; ++i) {
-                    const int at = (slot + 1 + i) % kWidth;
-                    if (!taps.sees(i)) continue;
-                    dweight[i] = g * window[at] + dweight[i];
-                    sums[at] = weight[i] * g + sums[at];
-                }
-            };
-            if (kSteady || (!kHasPredicates && own == all))
-                add(TapsOfFilter{has_tap(0) ? 1u : 0u});
-            else
-                add(TapsOfByte{own});
-            if (t > 0 || has_tap(0)) store(t - kPast, sums[(slot + 1) % kWidth]);
-        };
-        // Tells whether all taps of kWidth tokens from t on see something.
-        const auto is_steady = [&](int t) {
-            if (!kHasPredicates || t + kWidth > seqlen) return false;
-            if (!has(kRowsIds)) return t >= past || has(kRowsInitial);
-            uint32_t bytes = all >> left_out;
-            const uint32_t each = bytes;
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) bytes &= reinterpret_cast<const uint8_t*>(lds)[bytes_at + t + j];
-            return bytes == each;
-        };
-        int t = 0;
-#pragma unroll 1
-        while (t < seqlen) {
-            if (is_steady(t)) {
-#pragma unroll
-                for (int j = 0; j < kWidth; ++j) step(std::true_type{}, t + j, j);
-                own = all;
-                t += kWidth;
-                continue;
+            if constexpr (kHasPredicates) {
+                const float other = activated();
+                if (has(kRowsSilu)) g = other;
+            } else {
+                if (has(kRowsSilu)) g = activated();
             }
-            step(std::false_type{}, t, 0);  // any other token takes slot 0, and the rings move on behind it
+            taps.look_again(kWidth > 6 ? threadIdx.z : 0);
+            if (taps.sees(kPast)) dbias += g;
 #pragma unroll
-            for (int i = 1; i < kWidth; ++i) {
-                window[i] = window[(i + 1) % kWidth];
-                sums[i] = sums[(i + 1) % kWidth];
+            for (int i = 0; i < kWidth; ++i) {
+                if (!taps.sees(i)) continue;
+                dweight[i] = g * window[t + i] + dweight[i];
+                sums[t + i] = weight[i] * g + sums[t + i];
             }
-            ++t;
+        };
+        // AMD has no scalar registers for conditions of all tokens from one use to the next.
+        const auto tokens = [&]() { return again().p.in.seqlen; };
+        constexpr uint32_t kAll = (2u << kPast) - 1;
+        const uint32_t all = ((1u << (past + 1)) - 1) << left_out;
+        const int first_seen = has(kRowsInitial) || tokens() > past ? 0 : past + 1 - tokens();
+        uint32_t own = all << first_seen & all;             // the bits of the last token's taps
+        bool begins = !has(kRowsInitial), is_usual = true;  // taps see what they do in a row that is one sequence
+        if (has(kRowsIds)) {
+            const int count = tokens();
+            uint32_t of_first = 0, behind = 0;
+#pragma unroll
+            for (int t = 0; t < kMost; ++t) {
+                if (t >= count) continue;
+                own = uint32_t{reinterpret_cast<const uint8_t*>(lds)[bytes_at + t]} << left_out;
+                of_first |= own ^ (t < kPast ? kAll << (kPast - t) & kAll : kAll);
+                behind |= own ^ kAll;
+            }
+            begins = (of_first & all) == 0;
+            is_usual = begins || (behind & all) == 0;
         }
-        // The inputs of the final state, in which the last token sees those that count, its own among them.
+        const int count = tokens();
+        if (!is_usual) {
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) {
-            float value = sums[i + 1];
-            if (has(kRowsFinal) && has_tap(i) && (own >> (i + 1) & 1)) value += to_float(final[i]);
-            store(seqlen - kPast + i, value);
+            for (int t = 0; t < kMost; ++t)
+                if (t < count) step(TapsOfByte{uint32_t{reinterpret_cast<const uint8_t*>(lds)[bytes_at + t]} << left_out}, t);
+        } else if (!begins) {
+#pragma unroll
+            for (int t = 0; t < kMost; ++t)
+                if (t < count) step(TapsOfFilter{has_tap(0) ? 1u : 0u, 0}, t);
+        } else {
+#pragma unroll
+            for (int t = 0; t < kMost; ++t)
+                if (t < count) step(TapsOfFilter{has_tap(0) ? 1u : 0u, kPast - t}, t);
+        }
+        // The final state has the last inputs, of which the last token sees those that count.
+        if (has(kRowsFinal)) {
+            with_tokens<kMost>(tokens(), [&](auto end) {
+#pragma unroll
+                for (int i = 0; i < kPast; ++i)
+                    if (has_tap(i) && (own >> (i + 1) & 1)) sums[decltype(end)::value + i] += to_float(final[i]);
+            });
         }
         if (next >= 0) load_final(next);
+        if (has(kRowsGiveInitial)) {
+            const Sequences& s = again().p.dinitial_states;
+            T* to = &at<T>(s, b, d, 0);
+            const int64_t step_of_column = s.seqlen_stride;
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) {
+                if (!has_tap(i)) continue;
+                *to = from_float<T>(sums[i]);
+                to += step_of_column;
+            }
+        }
+        const int stored = tokens();
+#pragma unroll
+        for (int t = 0; t < kMost; ++t)
+            if (t < stored) store_next(sums[kPast + t]);
     };
 
     int rows = 0, rows_a_stage = 0, first_stage = 0, last_stage = 0;

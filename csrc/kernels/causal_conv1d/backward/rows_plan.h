@@ -11,9 +11,10 @@ constexpr int kBwdRowsMaxWidth = 8;
 constexpr int kBwdRowsThreads = 128;    // of a block, at most
 constexpr int kBwdRowsLds = 16 * 1024;  // bytes of a block, at most
 constexpr int kBwdRowsUnit = 16;        // bytes that a lane moves at a time
+constexpr int kBwdRowsMostTokens = 8;
 
 // Blocks of a compute unit, by the registers that a width needs, or by AMD's LDS.
-constexpr int bwd_rows_blocks(int width) { return !kHasPredicates || width > 6 ? 4 : 8 - width / 2; }
+constexpr int bwd_rows_blocks(int width) { return !kHasPredicates || width > 4 ? 4 : 5; }
 
 // Tells how a tensor's part of a stage lies in memory and in LDS; steps are bytes. A flat one comes to LDS as it lies in
 // memory, gaps among its elements included, in stretches: a stretch is the block's channels of a row, or, where rows follow

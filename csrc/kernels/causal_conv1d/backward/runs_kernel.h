@@ -10,7 +10,9 @@
 // which sums dweight over them.
 //
 // A byte a token has the taps that count. Chunks of which all taps count, and those of the tokens behind, take a path that
-// looks at none. All sums of a token are made in the order in which `tile` makes them: both kernels have the same dx.
+// looks at none. So do the ends of rows that are one sequence: the first tokens' taps are known when it is compiled, and what
+// is behind the last token is zeros, if no weight or input is so large that zeros matter. All sums of a token are made in the
+// order in which `tile` makes them: both kernels have the same dx.
 //
 // A block goes through some tiles, adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
 //
@@ -32,13 +34,19 @@
 
 namespace hipconv {
 
-// All taps of a filter, of which the first one may be left out.
+// All taps of a filter, of which the first one may be left out, and those that reach further back than some tokens: of a row
+// that begins with token 0, `before` is the number of taps in front of a token's own, else 0.
 struct AllTapsBut {
     uint32_t has_first;
-    HIPCONV_INLINE bool sees(int, int i) const { return i > 0 || has_first != 0; }
+    int before;
+    HIPCONV_INLINE bool sees(int e, int i) const { return e + i >= before && (i > 0 || has_first != 0); }
     HIPCONV_INLINE bool has(int) const { return true; }
+    HIPCONV_INLINE AllTapsBut again(uint32_t) const { return *this; }
     HIPCONV_INLINE void look_from_here_on() {}
 };
+
+// Sums of eight products of such values are finite, and so is SiLU's derivative of them.
+HIPCONV_INLINE bool is_moderate(float value) { return (value < 0.0f ? -value : value) < 1e18f; }
 
 // This stands in front of each token. AMD keeps a condition in scalar registers, of which there are not enough for those of all
 // tokens.
@@ -63,6 +71,7 @@ HIPCONV_INLINE void finish_token(const Taps&, float (&sums)[kWidth]) {
 template <typename T, int kWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRunsThreads, bwd_runs_blocks(kWidth)) causal_conv1d_bwd_runs(BwdRunsCall call) {
     constexpr int kPast = kWidth - 1, kChunk = kBwdRunsChunk, kSize = static_cast<int>(sizeof(T));
+    constexpr bool kKnowsEnds = kWidth > 6;  // of rows; shorter filters gained nothing
     using Bits = TapsOfBits<kChunk, kWidth>;
     HIPCONV_LARGE_SHARED(Words4, shared, kCopiesPastRegisters ? 1 : kBwdRunsLds / 16);
     char* const lds = reinterpret_cast<char*>(shared);
@@ -88,6 +97,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRunsThreads, bwd_runs_blocks(kWidth)) 
 #pragma unroll
     for (float& each : dweight) each = 0.0f;
 
+    bool is_moderate_filter = is_moderate(bias);
+#pragma unroll
+    for (const float each : weight) is_moderate_filter = is_moderate_filter && is_moderate(each);
     const uint64_t all_taps = left_out ? kTapsInside<kWidth> & ~uint64_t{0x0101010101010101u} : kTapsInside<kWidth>;
 #pragma unroll 1
     for (int stage = 0;; ++stage) {
@@ -218,9 +230,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRunsThreads, bwd_runs_blocks(kWidth)) 
                     g[e] = own;
                     dbias += own;
                     float result = 0.0f;
+                    const auto taps_again = taps.again(kWidth > 6 ? threadIdx.z : 0);
 #pragma unroll
                     for (int i = 0; i < kWidth; ++i)
-                        if (taps.sees(e, i)) dweight[i] = own * window[e + i] + dweight[i];
+                        if (taps_again.sees(e, i)) dweight[i] = own * window[e + i] + dweight[i];
 #pragma unroll
                     for (int k = 0; k < kWidth; ++k)
                         if (seen.sees(e, kPast - k)) result = weight[kPast - k] * g[e + k] + result;
@@ -266,9 +279,30 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRunsThreads, bwd_runs_blocks(kWidth)) 
                 const Bits own{bits_of(t)};
                 constexpr uint64_t kBehind = kPast > 0 ? ~uint64_t{0} >> (64 - 8 * (kPast > 0 ? kPast : 1)) : 0;
                 flags = again().plan.flags;
-                if (own.bytes == all_taps && ((next.bytes ^ all_taps) & kBehind) == 0) {
-                    const AllTapsBut taps{left_out ? 0u : 1u};
-                    do_chunk(taps, taps, t, static_cast<int>(own_dout_step), [](int, float&) {});
+                bool is_usual = own.bytes == all_taps && ((next.bytes ^ all_taps) & kBehind) == 0, begins_row = false;
+                if (kKnowsEnds && !has(kRunsIds) && !is_usual) {
+                    is_usual = is_moderate_filter && !(has(kRunsFinal) && t + kChunk > seqlen - kPast);
+                    begins_row = kPast > 0 && t == 0 && !has(kRunsInitial);
+                    const int left = seqlen - t;
+                    if (left < kChunk) {
+#pragma unroll
+                        for (int k = 0; k < kChunk + kPast; ++k) {
+                            if (k >= left + kPast) window[k] = 0.0f;
+                            is_usual = is_usual && is_moderate(window[k]);
+                        }
+#pragma unroll
+                        for (int e = 0; e < kChunk; ++e)
+                            if (e >= left) g[e] = 0.0f;
+                    }
+                }
+                if (is_usual) {
+                    const uint32_t has_first = left_out ? 0u : 1u;
+                    const AllTapsBut all{has_first, 0};
+                    const auto no_final = [](int, float&) {};
+                    if (kKnowsEnds && begins_row)
+                        do_chunk(AllTapsBut{has_first, kPast}, all, t, static_cast<int>(own_dout_step), no_final);
+                    else
+                        do_chunk(all, all, t, static_cast<int>(own_dout_step), no_final);
                 } else {
                     // Bit i of a token's byte is tap i of the token that has the token's input there.
                     uint64_t seen = 0;

@@ -53,6 +53,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFinishThreads, 1)
         rows = partials.rows[0];
         for (int zone = 1; zone < kTaperZones; ++zone)
             if (d >= partials.first_channel[zone]) rows = partials.rows[zone];
+        if (i < partials.empty_taps) rows = 0;
     };
     look_up();  // while the kernel before ends
     wait_for_kernel_before();

@@ -12,7 +12,8 @@ namespace hipconv {
 // first_channel[zone] on have rows[zone].
 struct BwdPartials {
     int64_t first_channel[kTaperZones], rows[kTaperZones];
-    bool are_sums;  // there is one row, which the kernel, as it has no address for it, makes gradients of itself
+    bool are_sums;   // there is one row, which the kernel, as it has no address for it, makes gradients of itself
+    int empty_taps;  // so many taps in front see nothing; no row has sums of theirs
 };
 
 inline BwdPartials equal_partials(int64_t rows) {

@@ -15,9 +15,9 @@
 //
 // Blocks of which all taps count take a path that checks none (steady). Where memory is copied past the registers, it also has
 // the first block of a run, which stores nothing of its halo, and the last one, which sums nothing: short runs, of small
-// problems, have few others. Other blocks check of each token whether to load, sum and store, and of each tap whether it counts
-// (checked). A byte a token has the taps that count: where rows hold several sequences, the lanes of a run make these bytes in
-// LDS before they walk it.
+// problems, have few others. Other blocks check of each token whether to load, sum and store, and of each tap whether it
+// counts (checked); but thin lanes look at taps alone in blocks that complete no gradient of a state. A byte a token has the
+// taps that count: where rows hold several sequences, the lanes of a run make these bytes in LDS before they walk it.
 //
 // A block of threads adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
 //
@@ -355,12 +355,14 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
 
     // Does token t, the j-th of its block, which takes a slot of the rings. (Thin lanes have a copy of it for tokens behind the
     // run.)
-    enum { kBwdChecked, kBwdSteady, kBwdBehind };
+    enum { kBwdChecked, kBwdSeen, kBwdSteady, kBwdBehind };
     using Checked = std::integral_constant<int, kBwdChecked>;
+    using Seen = std::integral_constant<int, kBwdSeen>;
     using Steady = std::integral_constant<int, kBwdSteady>;
     using Behind = std::integral_constant<int, kBwdBehind>;
     const auto step = [&](auto checked, int t, int j, int slot) {
         constexpr bool kChecked = decltype(checked)::value == kBwdChecked, kBehind = decltype(checked)::value == kBwdBehind;
+        constexpr bool kSeen = decltype(checked)::value == kBwdSeen, kLooks = kChecked || kSeen;
         Value g;
         if constexpr (kStaged) {
             inputs[slot] = Channels::template unpack<T>(copied(stage + 2 * j * kSlot, x_in_granule));
@@ -381,9 +383,9 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
             x += plan.x_step;
             dout += plan.dout_step;
         }
-        const uint32_t own_taps = kChecked ? taps_of(t) : kAllTaps;
-        if (kChecked) taps = taps << kWidth | own_taps;
-        const auto counts = [&](int i) { return !kChecked || (own_taps >> i & 1); };
+        uint32_t own_taps = kLooks && (kChecked || t < stop) ? taps_of(t) : kSeen ? 0 : kAllTaps;
+        if (kLooks) taps = taps << kWidth | own_taps;
+        const auto counts = [&](int i) { return !kLooks || (own_taps >> i & 1); };
 
         const auto sum_and_derivative = [&]() {
             Value sum = bias;
@@ -400,7 +402,11 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
         }
         if (!counts(kPast)) g = Channels::all(0.0f);  // after the row, or padding
         gradients[slot] = g;
-        if (kChecked ? t < tokens : !(kBehind || (kStaged && behind))) {
+        if (kSeen) {
+            if (t >= tokens) own_taps = 0;            // a neighbour sums over it
+            if (kWidth > 6) own_taps += threadIdx.z;  // 0: NVIDIA's compiler sets all conditions of a byte at once again
+        }
+        if (kSeen ? counts(kPast) : kChecked ? t < tokens : !(kBehind || (kStaged && behind))) {
             dbias = add(dbias, g);
 #pragma unroll
             for (int i = 0; i < kWidth; ++i)
@@ -410,7 +416,7 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
         Value result = Channels::all(0.0f);
 #pragma unroll
         for (int k = 0; k < kWidth; ++k)
-            if (!kChecked || (taps >> (kPast - k) * (kWidth + 1) & 1))
+            if (!kLooks || (taps >> (kPast - k) * (kWidth + 1) & 1))
                 result = multiply_add(weight[kPast - k], gradients[(slot + 1 + k) % kWidth], result);
         if (kChecked && has(kBwdFinal)) {
             // The final state's gradient is added to those of the inputs that it holds.
@@ -478,10 +484,17 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
             if (j < count) all &= bytes[t + j];
         return all == kAllTaps;
     };
+    // Tells whether a block completes gradients of a state.
+    const auto sees_states = [&](int t) {
+        return (has(kBwdGivesInitial) && begin == 0 && t < kPast) || (has(kBwdFinal) && t + kBlock > left);
+    };
     // Where rings are long, one body does all checked tokens, in slot 0, and the rings move on behind it: as many bodies as
     // slots are more than the caches of instructions hold. After whole turns, tokens are in the slots where the steady path
     // looks for them.
     constexpr bool kRingsMove = kStaged && kWidth >= 6;
+    // Thin lanes look at taps alone in blocks that see no state, where there are registers for it. (At width 4 it was slower.)
+    constexpr bool kSeesBlocks =
+        kThin && kWidth >= (kHalves ? 2 : 3) && kWidth != 4 && (kWidth < 8 || (!kHalves && sizeof(T) == 2));
     bool had_all = kHasEnds;           // whether all taps of the block before count, or dx of none of its tokens is the run's
     const int end = plan.run + kPast;  // lanes wait for each other
     for (int t = 0; t < end; t += kBlock) {
@@ -535,6 +548,12 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
                 if (kHasEnds || !has_all_tokens(t + kBlock) || !has_all_taps(t + kBlock)) break;
             }
             taps = static_cast<Taps>(-1);  // all taps of these tokens count
+        } else if (kSeesBlocks && t < stop && !sees_states(t)) {
+            if constexpr (kSeesBlocks) {
+#pragma unroll
+                for (int j = 0; j < kBlock; ++j) step(Seen{}, t + j, j, j % kWidth);
+                if constexpr (kThin) store_block(t == 0 ? kPast : 0, stop - t < kBlock ? stop - t : kBlock);
+            }
         } else if constexpr (kRingsMove) {
 #pragma unroll 1
             for (int j = 0; j < kBlock && t + j < stop; ++j) {
