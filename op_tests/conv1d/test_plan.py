@@ -165,7 +165,8 @@ def test_rows_of_more_than_512_tokens_are_made_out_of_lds_where_they_are_many() 
         "shared",
         "shared",
     ]
-    assert kernel(2, 1025) == kernel(2, 513, torch.float32) == kernel(2, 513, width=5) == "vector"
+    assert kernel(2, 1025) == kernel(2, 513, torch.float32) == "vector"
+    assert kernel(2, 513, width=5) == "lines"
 
 
 def test_a_result_is_planned_with_the_layout_it_will_have() -> None:

@@ -22,16 +22,19 @@ HIPCONV_INLINE void write_final_state(const CausalConv1dFwdParams& p, int64_t b,
     for (int i = kPast; i > 0; --i) {
         values[i] = E{};
         if (i > past) continue;
-        if (i <= p.seqlen)
+        if (i <= p.seqlen) {
             values[i] = token(i);
-        else if (p.initial_states.data)
-            values[i] = *reinterpret_cast<const E*>(&at<const T>(p.initial_states, b, d, p.seqlen + past - i));
+            keep_apart<0>();  // one side may read LDS
+        } else if (p.initial_states.data) {
+            values[i] = *global_pointer<const E>(&at<const T>(p.initial_states, b, d, p.seqlen + past - i));
+            keep_apart<1>();
+        }
     }
     char* to = reinterpret_cast<char*>(&at<T>(p.final_states, b, d, 0));
 #pragma unroll
     for (int i = kPast; i > 0; --i) {
         if (i > past) continue;
-        *reinterpret_cast<E*>(to) = values[i];
+        *global_pointer<E>(to) = values[i];
         to += p.final_states.seqlen_stride * static_cast<int64_t>(sizeof(T));
     }
 }

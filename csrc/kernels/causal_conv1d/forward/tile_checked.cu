@@ -258,7 +258,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads,
             const char* const row_end =
                 reinterpret_cast<const char*>(&at<const T>(p.x, place.b, d, 0)) + p.seqlen * plan.x_step;
             write_final_state<T, kPast, Part>(
-                p, place.b, d, [&](int back) { return *reinterpret_cast<const Part*>(row_end - back * plan.x_step); });
+                p, place.b, d, [&](int back) { return *global_pointer<const Part>(row_end - back * plan.x_step); });
         }
     }
 }

@@ -109,7 +109,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(kWidth)
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
             if (!has_tap(i)) continue;
-            state[i] = *from;
+            state[i] = *global_pointer<const T>(from);
             from += again().initial_states.seqlen_stride;
         }
     };
