@@ -46,8 +46,10 @@ int64_t set_strips(BandedParams& g, const Conv2dParams& p, int64_t rows, int64_t
     g.origin = number(round_up(p.pad_left + 1, 8));
     // Windows of the last row reach behind it.
     const int64_t reach = round_up(p.out_width, 16) * p.stride_w + round_up(window_of(p, 16), 32);
-    g.plane = number(
-        round_up(g.origin + 8 + (g.patch_rows - 1) * int64_t{p.in_width} + (reach > p.in_width ? reach : p.in_width), 8));
+    const int64_t last_row = reach > p.in_width ? reach : p.in_width;
+    const int64_t plane = round_up(g.origin + 8 + (g.patch_rows - 1) * int64_t{p.in_width} + last_row, 8);
+    if (plane > kBandedLds) return plane;  // too large for what follows, too
+    g.plane = number(plane);
     g.divide_by_vectors = small_divisor_of(int64_t{g.patch_rows} * p.in_width / 8 + 1);
     g.out_plane = number(round_up(rows * p.out_width + 8, 8));
     g.divide_by_out_vectors = small_divisor_of(rows * p.out_width / 8 + 1);
