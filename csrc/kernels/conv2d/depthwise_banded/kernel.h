@@ -150,9 +150,20 @@ HIPCONV_INLINE void add_products(typename A::Sums (&sums)[kAcross], const Banded
     }
 }
 
-HIPCONV_INLINE uint32_t rounded_pair(Pair v, DType dtype) {
+template <typename T>
+HIPCONV_INLINE uint32_t rounded_pair(Pair v) {
     if constexpr (!kRoundsNan) v = make_pair(canonical_nan(low(v)), canonical_nan(high(v)));
-    return dtype == DType::bf16 ? pack<bf16>(v) : pack<f16>(v);
+    return pack<T>(v);
+}
+
+// Writes the outputs of two columns to LDS: as a word, or the first one and, if it exists, the second.
+HIPCONV_INLINE void store_pair(uint16_t* to, uint32_t both, bool as_word, bool has_second) {
+    if (as_word) {
+        *reinterpret_cast<uint32_t*>(to) = both;
+    } else {
+        to[0] = static_cast<uint16_t>(both);
+        if (has_second) to[1] = static_cast<uint16_t>(both >> 16);
+    }
 }
 
 // Writes sums of an atom to LDS as outputs, which finish(row of the lane, column, sum) makes.
@@ -165,13 +176,9 @@ HIPCONV_INLINE void store_atom(uint16_t* planes, const typename A::Sums& sums, c
         if (rows[r] < 0 || column >= c.out_width) continue;
         const bool has_second = column + 1 < c.out_width;
         const float first = finish(r, column, sums[e]), second = finish(r, has_second ? column + 1 : column, sums[e + 1]);
-        const uint32_t both = rounded_pair(make_pair(first, second), c.out_dtype);
-        if (c.out_width % 2 == 0 && at % 2 == 0) {
-            *reinterpret_cast<uint32_t*>(planes + at) = both;
-        } else {
-            planes[at] = static_cast<uint16_t>(both);
-            if (has_second) planes[at + 1] = static_cast<uint16_t>(both >> 16);
-        }
+        const Pair v = make_pair(first, second);
+        const uint32_t both = c.out_dtype == DType::bf16 ? rounded_pair<bf16>(v) : rounded_pair<f16>(v);
+        store_pair(planes + at, both, c.out_width % 2 == 0 && at % 2 == 0, has_second);
     }
 }
 
@@ -218,17 +225,10 @@ HIPCONV_INLINE void store_sums(uint16_t* planes, typename A::Sums (&sums)[kBande
                         for (int e = 0; e < A::kSums; e += 2) {
                             const int column = A::sum_column(lane, e), row = rows.out[i][A::sum_row(e)];
                             if (row < 0 || column >= left) continue;
-                            Pair v =
+                            const Pair v =
                                 make_pair(at_least(sums[i][j][e] + bias, least), at_least(sums[i][j][e + 1] + bias, least));
-                            if constexpr (!kRoundsNan) v = make_pair(canonical_nan(low(v)), canonical_nan(high(v)));
-                            const uint32_t both = pack<Out>(v);
-                            uint16_t* const to = planes + row + first_column + column + j * A::kColumns;
-                            if (pairs()) {
-                                *reinterpret_cast<uint32_t*>(to) = both;
-                            } else {
-                                to[0] = static_cast<uint16_t>(both);
-                                if (column + 1 < left) to[1] = static_cast<uint16_t>(both >> 16);
-                            }
+                            store_pair(planes + row + first_column + column + j * A::kColumns, rounded_pair<Out>(v), pairs(),
+                                       column + 1 < left);
                         }
                     }
         };

@@ -97,8 +97,8 @@ class BandedSource {
   public:
     // Begins to load the planes of the images from number `image` on.
     HIPCONV_INLINE void load(uint16_t* planes, const BandedParams& p, const BandedPlace& at, int image, int lane) {
-        const auto run_of = [&](int slot) { return run_of_x(p, at, image + slot); };
         if constexpr (kCopiesPastRegisters) {
+            const auto run_of = [&](int slot) { return run_of_x(p, at, image + slot); };
             for_each_vector(images_of_step(p, at, image), p.divide_by_vectors, lane, run_of,
                             [&](int slot, const BandedRun& run, int element) {
                                 copy_later(reinterpret_cast<Words4*>(planes + slot * p.plane + run.at + element),
@@ -121,11 +121,10 @@ class BandedSource {
 
     // Has them in LDS.
     HIPCONV_INLINE void store(uint16_t* planes, const BandedParams& p, const BandedPlace& at, int image, int lane) {
-        const auto run_of = [&](int slot) { return run_of_x(p, at, image + slot); };
         if constexpr (kCopiesPastRegisters) {
-            (void)run_of;
             wait_for_copies<0>();
         } else {
+            const auto run_of = [&](int slot) { return run_of_x(p, at, image + slot); };
 #pragma unroll
             for (int i = 0; i < kAhead; ++i)
                 with_vector(p, at, image, lane + i * kWaveSize, [&](int slot, const BandedRun& run, int element) {

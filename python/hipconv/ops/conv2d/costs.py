@@ -44,16 +44,23 @@ _DEPTHWISE_BYTES = 3.0e6  # read and written in a microsecond
 _DEPTHWISE_PRODUCTS = {True: 0.16e6, False: 0.03e6}
 
 
-def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
-    """The longer of its bytes and its products. x counts once for each filter of a channel."""
+def _depthwise_bytes_us(problem: Problem) -> float:
+    """x counts once for each filter of a channel."""
     size = 4 if problem.dtype == "float32" else 2
     moved = size * (problem.batch * math.prod(problem.in_size) + problem.pixels) * problem.out_channels
+    return moved / _DEPTHWISE_BYTES
+
+
+def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """The longer of its bytes and its products."""
     taps, step = problem.kernel, problem.stride
     walks = taps[0] == taps[1] and taps[0] in (3, 5, 7, 9, 11) and step[0] == step[1] <= 2 and problem.dilation == (1, 1)
-    if size == 2 and problem.layout == "nchw":
+    if problem.dtype != "float32" and problem.layout == "nchw":
         return Estimate(_contiguous_depthwise_us(problem, card, walks))
     products = problem.pixels * problem.out_channels * problem.products
-    return Estimate(_DEPTHWISE + max(moved / _DEPTHWISE_BYTES, products / (_DEPTHWISE_PRODUCTS[walks] * card.compute_units)))
+    return Estimate(
+        _DEPTHWISE + max(_depthwise_bytes_us(problem), products / (_DEPTHWISE_PRODUCTS[walks] * card.compute_units))
+    )
 
 
 def _contiguous_depthwise_us(problem: Problem, card: Card, walks: bool) -> float:
@@ -62,7 +69,7 @@ def _contiguous_depthwise_us(problem: Problem, card: Card, walks: bool) -> float
     A walk makes the products of whole pairs of columns, and of rows above and below the image.
     """
     planes = problem.batch * problem.out_channels
-    bytes_us = 2 * planes * (math.prod(problem.in_size) + math.prod(problem.out_size)) / _DEPTHWISE_BYTES
+    bytes_us = _depthwise_bytes_us(problem)
     outputs, taps = planes * math.prod(problem.out_size), math.prod(problem.kernel)
     odd = outputs / 1e6 if problem.in_size[1] % 2 else 0.0  # whose rows are read element by element
     units = card.compute_units
@@ -95,9 +102,8 @@ def depthwise_banded(problem: Problem, card: Card, tiles: Tiles, workspace_limit
     groups, atoms = -(-columns // _BANDED_COLUMNS), {1: 1, 2: 2}.get(-(-min(columns, _BANDED_COLUMNS) // 8), 4)
     windows = -(-(2 + 7 * problem.stride[1] + (problem.kernel[1] - 1) * problem.dilation[1]) // 16)
     products = steps * groups * problem.kernel[0] * windows * down * (atoms + 2)
-    moved = 2 * problem.out_channels * problem.batch * (math.prod(problem.in_size) + math.prod(problem.out_size))
     waves = (0.032 * steps * groups + 0.0028 * products + 0.0037 * problem.out_channels * strips) / card.compute_units
-    return Estimate(1.14 * (4.7 + 1.3 * moved / _DEPTHWISE_BYTES + waves), _tile(problem, card, tiles))
+    return Estimate(1.14 * (4.7 + 1.3 * _depthwise_bytes_us(problem) + waves), _tile(problem, card, tiles))
 
 
 # ---- x that is repacked, or gathered -----------------------------------------------------------------------------------------
