@@ -58,6 +58,9 @@ SHAPES = [
     depthwise(40, 3, 30, 2, 4, 1, multiplier=2, stride=(1, 2), dilation=(1, 2)),
     depthwise(3, 1, 70, 1, 90, (0, 45)),  # taps pass through LDS in parts
     depthwise(3, 1, 33, 1, 4, (0, 3)),  # a conv1d
+    depthwise(8, 7, 35, 3, 3, (2, 6), dilation=(2, 3)),  # vectors of channels, outputs that lie apart
+    depthwise(12, 33, 5, 5, 2, 1, stride=(2, 3), dilation=(4, 2)),  # rows and columns exchanged
+    depthwise(36, 12, 11, 9, 9, 4, stride=(3, 3)),  # more taps than LDS has room for
     *(depthwise(5, 8, 9, 3, 4, (3, 2, 4, 1), padding_mode=mode) for mode in ("reflect", "replicate", "circular")),
     depthwise(4, 6, 6, 5, 5, 2, padding_mode="reflect"),
 ]
@@ -132,6 +135,9 @@ def test_few_outputs_take_a_row_a_thread_and_many_walk(layout: str) -> None:
     with environment(**WAYS["simt-wave64"] | {"HIPCONV_SIMT_ORDER": "none"}):
         assert all(kernels(case) == ["walk"] for case in WALKED)
         assert all(kernels(case) == ["row"] for case in SHAPES[:16])  # of 3x3 and 5x5 filters
+        others = [case for case in SHAPES[24:] if case.R % 2 == 0 or max(case.dilation) > 1 or case.padding_mode != "zeros"]
+        name = "slide" if layout == "nhwc" else "conv2d_depthwise_any"
+        assert all(kernel.startswith(name) for case in others for kernel in kernels(case))
 
 
 def test_what_follows_the_sum_and_every_dtype_of_it(device: torch.device) -> None:

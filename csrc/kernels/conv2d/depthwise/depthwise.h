@@ -1,6 +1,6 @@
 // Depthwise conv2d: which outputs a thread makes, and the filters that its block keeps in LDS.
 //
-// A thread makes the outputs of a few columns, down a segment of rows, of one unit: a pair of channels, or one channel. In
+// A thread makes the outputs of a few columns, down a segment of rows, of one unit: one channel, two or four. In
 // channels_last memory lanes lie along units, and a block has all its units at several places of images. In rows of columns
 // (NCHW) they lie along columns, then segments, then units.
 #pragma once
@@ -119,11 +119,23 @@ HIPCONV_INLINE void load_and_store(int count, Load load, Store store) {
 // Tells whether lanes lie along channels: where the result is denser along them.
 inline bool depthwise_lies_across(const Conv2dParams& c) { return c.out.channel_stride < c.out.column_stride; }
 
+// Tells whether the strides along images and rows, and the first address, are multiples of so many elements.
+inline bool rows_begin_at_multiples(const Image& image, int elements, int bytes) {
+    return reinterpret_cast<uint64_t>(image.data) % static_cast<unsigned>(elements * bytes) == 0 &&
+           image.batch_stride % elements == 0 && image.row_stride % elements == 0;
+}
+
+// Tells whether columns of as many channels, which are dense, are vectors.
+inline bool columns_are_vectors(const Image& image, int64_t all_channels, int channels, int bytes) {
+    return all_channels % channels == 0 && image.channel_stride == 1 && rows_begin_at_multiples(image, channels, bytes) &&
+           image.column_stride % channels == 0;
+}
+
 // Lanes along units: as many as leave few of them idle, and read whole sectors of 32 bytes where that costs nothing.
-inline uint32_t depthwise_block_units(uint32_t units) {
+inline uint32_t depthwise_block_units(uint32_t units, uint32_t lanes_at_most = kMostUnits) {
     uint32_t best = 1;
     double most = 0;
-    for (uint32_t lanes = kMostUnits; lanes > 0; --lanes) {
+    for (uint32_t lanes = lanes_at_most; lanes > 0; --lanes) {
         const uint32_t rounded = (units + lanes - 1) / lanes * lanes, busy = kDepthwiseThreads / lanes * lanes;
         double share = double(units) / rounded * busy / kDepthwiseThreads;
         if (lanes % 8 != 0) share *= lanes < 8 ? 0.1 * lanes : 0.9;

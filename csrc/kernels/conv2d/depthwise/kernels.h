@@ -13,6 +13,10 @@ void depthwise_walk_7(const Conv2dParams& conv, void* stream);
 void depthwise_walk_9(const Conv2dParams& conv, void* stream);
 void depthwise_walk_11(const Conv2dParams& conv, void* stream);
 
+// Every filter, stride, dilation and padding, of images whose channels are the densest.
+bool depthwise_slide_serves(const Conv2dParams& conv);
+void depthwise_slide(const Conv2dParams& conv, void* stream);
+
 // Every filter, stride, dilation and padding.
 void depthwise_any(const Conv2dParams& conv, void* stream);
 

@@ -150,11 +150,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
 
 inline bool even(int64_t number) { return number % 2 == 0; }
 
-inline bool pairs_begin_even(const Image& image, int bytes) {
-    return reinterpret_cast<uint64_t>(image.data) % (2 * static_cast<unsigned>(bytes)) == 0 && even(image.batch_stride) &&
-           even(image.row_stride);
-}
-
 // Cuts images into segments: many, so that all compute units have work, but each segment begins with rows of x that another one
 // reads, too, and with its filters; and a few blocks more than the card holds at once take as long as twice as many. Times are
 // in cycles, estimated; those of steps were measured on an H200.
@@ -201,15 +196,13 @@ void launch_walk(const Conv2dParams& c, hipStream_t stream) {
     const double walk_cycles = choose_segments<kTaps, kStride, kAcross>(p, units);
     const int bytes = element_bytes(c.dtype), out_bytes = element_bytes(c.out_dtype);
     if (kAcross) {
-        p.x_by_vectors = p.multiplier == 1 && even(c.out_channels) && c.x.channel_stride == 1 && pairs_begin_even(c.x, bytes) &&
-                         even(c.x.column_stride);
-        p.out_by_vectors = even(c.out_channels) && c.out.channel_stride == 1 && pairs_begin_even(c.out, out_bytes) &&
-                           even(c.out.column_stride);
+        p.x_by_vectors = p.multiplier == 1 && columns_are_vectors(c.x, c.out_channels, 2, bytes);
+        p.out_by_vectors = columns_are_vectors(c.out, c.out_channels, 2, out_bytes);
     } else {
-        p.x_by_vectors = bytes == 2 && even(c.in_width) && c.x.column_stride == 1 && pairs_begin_even(c.x, bytes) &&
+        p.x_by_vectors = bytes == 2 && even(c.in_width) && c.x.column_stride == 1 && rows_begin_at_multiples(c.x, 2, bytes) &&
                          even(c.x.channel_stride) && even(c.pad_left + Shape::kOdd);
         p.out_by_vectors = even(c.out_channels) && even(c.out_width) && c.out.column_stride == 1 &&
-                           pairs_begin_even(c.out, out_bytes) && even(c.out.channel_stride);
+                           rows_begin_at_multiples(c.out, 2, out_bytes) && even(c.out.channel_stride);
     }
     p.x_row = static_cast<uint64_t>(c.x.row_stride) * static_cast<unsigned>(bytes);
     p.x_step = static_cast<uint32_t>(c.x.column_stride * bytes);

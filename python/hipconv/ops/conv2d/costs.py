@@ -161,11 +161,58 @@ _GATHERING = 1.2  # measured: of a step that reads x element by element, beyond 
 
 def implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     """As if it read x element by element: where it reads it by vectors, nothing else that serves comes close."""
+    few = _few_filters_us(problem, card)
+    if few is not None and _FEW_FILTERS_TILE in tiles:
+        return Estimate(few, _FEW_FILTERS_TILE)
     if problem.dtype == "float32":
         return _float32_gemm(problem, card, tiles, workspace_limit, problem.float32_precision)
     tile, parts = _tile_and_parts(problem, card, tiles, workspace_limit)
     steps = _rounds(problem, card, tile, parts) * -(-problem.products // step_of(problem)) / parts
     return Estimate(_gemm_us(problem, card, workspace_limit) + _GATHERING * steps, tile, parts)
+
+
+_FEW_FILTERS_TILE = (64, 64)
+_FEW_FILTERS_LEAST, _FEW_FILTERS_MOST = 24, 48  # of a tile that has room for 64
+_FEW_FILTERS_BYTES = 3.0e6  # read and written in a microsecond
+_FEW_FILTERS_BY_CHANCE = 1.08  # other estimates are off by as much
+
+
+class _FewFiltersCost(NamedTuple):
+    """Microseconds on an H100: of the launch; of a step and the rest of a tile, for each that a compute unit makes; of a step,
+    whatever the tiles; and of the time that the bytes take.
+    """
+
+    launch: float
+    step: float
+    rest: float
+    step_alone: float
+    moved: float
+
+
+_FEW_FILTERS_COSTS = {  # by the layout; fitted to 39 and 36 layers, from which eight in ten are a seventh off
+    "nhwc": _FewFiltersCost(4.83, 0.118, 0.563, 0.115, 0.771),
+    "nchw": _FewFiltersCost(3.81, 0.437, 1.176, 0.783, 0.839),
+}
+
+
+def _few_filters_us(problem: Problem, card: Card) -> float | None:
+    """Estimate the tile of few filters where x is read by vectors of channels, or is contiguous with 1x1 filters (TF32, too): the
+    many small blocks of a compute unit hide what warpgroups, whose tiles would be half empty, wait for.
+    """
+    element = 4 if problem.dtype == "float32" else 2
+    by_vectors = problem.layout == "nhwc" and problem.in_channels % 8 == 0 and element == 2
+    by_pixels = problem.layout == "nchw" and problem.kernel == (1, 1) and (element == 2 or problem.float32_precision == "tf32")
+    few = _FEW_FILTERS_LEAST <= problem.out_channels <= _FEW_FILTERS_MOST and problem.groups == 1
+    many_tiles = blocks_of(problem, _FEW_FILTERS_TILE) >= card.compute_units
+    if not (few and many_tiles and (by_vectors or by_pixels)):
+        return None
+    costs = _FEW_FILTERS_COSTS[problem.layout]
+    rounds = max(1.0, blocks_of(problem, _FEW_FILTERS_TILE) / card.compute_units)
+    steps = -(-problem.in_channels // step_of(problem)) * math.prod(problem.kernel)
+    size = element * (problem.batch * problem.in_channels * math.prod(problem.in_size) + problem.pixels * problem.out_channels)
+    tiles = rounds * (costs.step * steps + costs.rest)
+    us = costs.launch + tiles + costs.step_alone * steps + costs.moved * size / _FEW_FILTERS_BYTES
+    return _FEW_FILTERS_BY_CHANCE * us
 
 
 def split_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -357,6 +404,7 @@ _WARPGROUP_LEAST, _WARPGROUP_BYTES, _WARPGROUP_UNALIGNED_BYTES = 3.5, 3e6, 2.3e6
 # warpgroups move in a microsecond of TF32 besides what their tiles take.
 _TF32_READ, _TF32_STORED = 1.4e7, {"nchw": 5.8e6, "nhwc": 1.4e7}
 _SPLIT_STORED = {"nchw": 2.5e6, "nhwc": 4e6}  # the same of float32 in parts, fitted to 130 layers
+_HALF_EMPTY = 1.65  # measured on an H100: 128 to 32 channels of 28x28, and 256 to 36 of 56x56, stride 2, 32 images
 _UNFILLED_STEPS = 0.45  # of the time that tiles of channels_last x take longer, by the part of steps that no channels fill
 
 
@@ -366,10 +414,19 @@ def warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: 
         estimate = _with_unfilled_steps(problem, estimate)
     if problem.dtype == "float32":
         return estimate._replace(us=estimate.us + _tf32_moved_us(problem))
+    if _half_empty(problem, card, estimate.tile):
+        estimate = estimate._replace(us=estimate.us * _HALF_EMPTY)
     size = 2 * (problem.batch * math.prod(problem.in_size) * problem.in_channels + problem.pixels * problem.out_channels)
     unaligned = problem.layout == "nhwc" and problem.out_channels % 16 != 0
     rate = _WARPGROUP_UNALIGNED_BYTES if unaligned else _WARPGROUP_BYTES
     return estimate._replace(us=max(estimate.us, _WARPGROUP_LEAST + size / rate))
+
+
+def _half_empty(problem: Problem, card: Card, tile: Tile) -> bool:
+    """Tell whether filters of several taps fill half a tile, and some compute units have two tiles and others one."""
+    blocks = blocks_of(problem, tile) / card.compute_units
+    few = 24 <= problem.out_channels <= 40 and problem.kernel != (1, 1) and problem.layout == "nhwc"
+    return few and 1 < blocks <= 2
 
 
 def _tf32_moved_us(problem: Problem) -> float:
