@@ -1,7 +1,7 @@
 """Every launcher on tensors near the limits of sizes and memory: no launch exceeds what HIP's grids and blocks can have.
 
 A dimension has fewer than 2^32 work-items on AMD, grid times block; NVIDIA ends at 2^31 - 1 blocks in x and 65,535 in y and z;
-a block has 1024 threads. simt refuses other launches (`launchable` in csrc/compat/simt/hip/hip_runtime.h), and here it only
+a block has 1024 threads. simt refuses other launches (`launchable` in csrc/compat/simt/simt/runtime.cpp), and here it only
 checks them, so that the tensors may be larger than the machine's memory: nothing touches them.
 """
 

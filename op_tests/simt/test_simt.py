@@ -42,6 +42,7 @@ BUILDS = {
 }
 RELEASE_BUILDS = ("wave64", "wave32")
 MATRIX_SOURCE = "op_tests/simt/matrix_probes.cu"
+RUNTIME = "csrc/compat/simt/simt/runtime.cpp"
 MATRIX_BUILDS = {  # a build for each unit that multiplies matrices
     unit: ["-Og", f"-DHIPCONV_SIMT_WAVE={wave}", f"-DHIPCONV_SIMT_MMA={unit}"]
     for unit, wave in {"mfma": 64, "mma_sync": 32, "wmma11": 32, "wmma12": 32, "fma": 32}.items()
@@ -85,7 +86,7 @@ def compile_probes(build: str, directory: Path, source: str = SOURCE) -> Path:
     binary = directory / build
     include = ["-Icsrc/include", "-Icsrc/compat/simt"]
     flags = (BUILDS if source == SOURCE else MATRIX_BUILDS)[build]
-    command = [CXX, "-x", "c++", "-std=c++17", *include, *flags, source, "-o", str(binary), "-pthread"]
+    command = [CXX, "-x", "c++", "-std=c++17", *include, *flags, source, RUNTIME, "-o", str(binary), "-pthread"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return binary

@@ -86,7 +86,8 @@ def serves(module: Module, backend: str) -> bool:
 def sources(module: Module, backend: str) -> list[Path]:
     """The files that `backend` compiles for `module`, relative to the source root, none if it has no kernels for it.
 
-    Compilers start in this order: with the binding, and then as the globs stand, which begin with what takes longest.
+    Compilers start in this order: with the binding, and then as the globs stand, which begin with what takes longest. What runs
+    the kernels of simt comes last.
     """
     if not serves(module, backend):
         return []
@@ -104,7 +105,8 @@ def sources(module: Module, backend: str) -> list[Path]:
         return found
 
     kernels = matching(module.cpu if backend == "cpu" else module.kernels)
-    return list(dict.fromkeys([*matching(module.pybind), *kernels]))
+    of_backend = sorted((root / "csrc/compat/simt").rglob("*.cpp")) if backend == "simt" else []
+    return list(dict.fromkeys([*matching(module.pybind), *kernels, *(file.relative_to(root) for file in of_backend)]))
 
 
 def include_directories(backend: str) -> list[str]:

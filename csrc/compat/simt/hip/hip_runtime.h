@@ -8,8 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <tuple>
 #include <utility>
 
 #include "simt/block.h"
@@ -27,60 +25,17 @@ using hipStream_t = void*;
 
 namespace simt {
 
-inline hipError_t& last_error() {
-    static thread_local hipError_t error = hipSuccess;
-    return error;
-}
+hipError_t& last_error();
+dim3& grid_size();
 
-inline dim3& grid_size() {
-    static thread_local dim3 size;
-    return size;
-}
-
-// The limits of the cards: a block has at most 1024 threads; AMD takes fewer than 2^32 work-items per dimension;
-// NVIDIA takes at most 64 threads in z, and fewer than 2^31 blocks in x and 2^16 in y and z.
-inline bool launchable(dim3 grid, dim3 block) {
-    const auto fits = [](uint64_t blocks, uint64_t threads) {
-        return blocks > 0 && threads > 0 && blocks * threads < (1ull << 32);
-    };
-    return fits(grid.x, block.x) && fits(grid.y, block.y) && fits(grid.z, block.z) && grid.x < (1u << 31) &&
-           grid.y < (1u << 16) && grid.z < (1u << 16) && block.z <= 64 &&
-           static_cast<uint64_t>(block.x) * block.y * block.z <= static_cast<uint64_t>(kMaxThreads);
-}
-
-// A file gets a line for each launch, if the environment names one.
-inline void note_launch(const char* kernel) {
-    const char* path = std::getenv("HIPCONV_SIMT_LAUNCHES");
-    if (std::FILE* file = path ? std::fopen(path, "a") : nullptr) {
-        std::fprintf(file, "%s\n", kernel);
-        std::fclose(file);
-    }
-}
-
-inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes, int cluster,
-                   const std::function<void()>& body) {
-    if (!launchable(grid, block) || grid.x % static_cast<unsigned>(cluster) != 0) {
-        last_error() = hipErrorInvalidConfiguration;
-        return;
-    }
-    note_launch(kernel);
-    Order order = Order::from_environment();
-    if (!order.runs()) return;
-    Block runner(kernel, block, shared_bytes, order, cluster);
-    grid_size() = grid;
-    const uint64_t across = grid.x / cluster, count = across * grid.y * grid.z;
-    for (uint64_t turn = 0; turn < count; ++turn) {
-        const uint64_t index = order.block(turn, count);
-        runner.run(dim3(index % across * cluster, index / across % grid.y, index / (across * grid.y)), body);
-    }
-}
+void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes, int cluster, const Body& body);
 
 // Takes a kernel's arguments, converts them to its parameters once, as a launch does, and runs it.
 template <typename... Parameters>
 auto launcher(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, int cluster = 1) {
     return [=](Parameters... arguments) {
-        const std::tuple<Parameters...> kept(arguments...);
-        launch(name, grid, block, shared_bytes, cluster, [&] { std::apply(kernel, kept); });
+        const auto thread = [&] { kernel(arguments...); };
+        launch(name, grid, block, shared_bytes, cluster, body_of(thread));
     };
 }
 
@@ -132,16 +87,16 @@ inline hipError_t hipDeviceSynchronize() { return hipSuccess; }  // a launch ret
 
 // ---- device side: indices, barriers, wave operations, atomics ---------------------------------------------------------
 
-#define threadIdx (::simt::Block::current()->thread_index())
-#define blockIdx (::simt::Block::current()->block_index())
-#define blockDim (::simt::Block::current()->block_size())
+#define threadIdx (::simt::Block::thread_index())
+#define blockIdx (::simt::Block::block_index())
+#define blockDim (::simt::Block::block_size())
 #define gridDim (::simt::grid_size())
 
 #define HIPCONV_SIMT_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 inline void __syncthreads(HIPCONV_SIMT_SITE) { simt::Block::current()->barrier({"__syncthreads", file, line}); }
 inline void __threadfence() {}
-inline int __lane_id() { return simt::Block::current()->lane(); }
+inline int __lane_id() { return simt::Block::lane(); }
 
 namespace simt {
 

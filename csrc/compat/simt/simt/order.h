@@ -34,15 +34,20 @@ class Order {
     bool runs() const { return kind_ != Kind::none; }
 
     // The turns of `count` threads from one barrier to the next; a shuffled order differs each time.
-    const std::vector<int>& turns(int count) {
+    const int* turns(int count) {
         if (static_cast<int>(turns_.size()) != count) {
             turns_.resize(count);
             std::iota(turns_.begin(), turns_.end(), 0);
             if (kind_ == Kind::descending) std::reverse(turns_.begin(), turns_.end());
         }
-        if (kind_ == Kind::shuffled)
-            for (int i = count - 1; i > 0; --i) std::swap(turns_[i], turns_[random() % (i + 1)]);
-        return turns_;
+        int* const turns = turns_.data();
+        for (int i = count - 1; kind_ == Kind::shuffled && i > 0; --i) {
+            const uint64_t other = random() % (i + 1);
+            const int turn = turns[i];
+            turns[i] = turns[other];
+            turns[other] = turn;
+        }
+        return turns;
     }
 
     // The wave that runs as far as it gets alone, before the others take a turn; -1 stands for none.
