@@ -115,6 +115,13 @@ def write_compiler(path: Path) -> Path:
     return path
 
 
+def copy_package(root: Path) -> None:
+    """Copy the package with what Python compiled of it, for which processes that import the copy would take as long as for all
+    else, but without what is being written.
+    """
+    shutil.copytree(ROOT / "python/hipconv", root / "python/hipconv", ignore=shutil.ignore_patterns("*.pyc.*"))
+
+
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 40) -> None:
     limit = time.monotonic() + seconds
     while not condition():
@@ -166,7 +173,7 @@ class Probe:
         }
 
     def create(self) -> Probe:
-        shutil.copytree(ROOT / "python/hipconv", self.root / "python/hipconv", ignore=shutil.ignore_patterns("__pycache__"))
+        copy_package(self.root)
         for name, text in FILES.items():
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_text(text)
@@ -214,7 +221,9 @@ class Probe:
         return done.stdout
 
     def cli(self, *arguments: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
-        return self.run("-m", "hipconv", *arguments, **variables)
+        """`python -m hipconv`, in a process that has imported torch already."""
+        script = f"import runpy, sys\nsys.argv[1:] = {list(arguments)!r}\nrunpy.run_module('hipconv', run_name='__main__')"
+        return self._finish(Forked(script, self._variables(variables)), arguments)
 
     # ---- looking
 

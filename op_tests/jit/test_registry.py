@@ -14,7 +14,7 @@ import shutil
 
 import pytest
 
-from jit.probe import ANSWER, ATTEMPT, Probe, tree_hash
+from jit.probe import ANSWER, ATTEMPT, Probe, copy_package, tree_hash
 from support import ROOT
 from hipconv import cache, registry, targets
 from hipconv.errors import BadRegistry, UnknownModule
@@ -122,7 +122,7 @@ def test_only_cards_that_have_early_launches_are_asked_for_them(arch: str, has_t
 def real(directory: Path, compiler: Path) -> Probe:
     """A checkout of all of hipconv, for this machine's compiler."""
     checkout = Probe(directory, compiler)
-    shutil.copytree(ROOT / "python/hipconv", checkout.root / "python/hipconv", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_package(checkout.root)
     shutil.copytree(ROOT / "csrc", checkout.root / "csrc")
     shutil.copy(ROOT / "jit_config.json", checkout.root)
     return checkout

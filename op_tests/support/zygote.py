@@ -2,7 +2,9 @@
 seconds.
 
 A process gets an environment, output pipes and a session of its own, as from subprocess.Popen, and runs a script as `python -c`
-does. Only what torch reads from the environment while it is imported is that of the process which asked first.
+does. Only what torch reads from the environment while it is imported is that of the process which asked first; setuptools,
+which torch's loader takes, is there already; and when the script is done, threads are waited for and exit functions run, but
+torch's thousands of objects are not taken apart, each of which would be copied for that.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import threading
 import time
 
 WAITING = """
-import json, os, signal, socket, sys, tempfile
-import torch
+import atexit, gc, json, os, signal, socket, sys, tempfile, threading, traceback
+import setuptools, torch
 
 orders = socket.socket(fileno=int(sys.argv[1]))
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for the status of those who report
+gc.freeze()
 while True:
     message, passed, *_ = socket.recv_fds(orders, 1 << 20, 3)
     if not message:  # nobody is left to give any
@@ -50,7 +53,24 @@ os.environ.update(order["environment"])
 tempfile.tempdir = None
 sys.argv = ["-c"]
 sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-exec(compile(order["script"], "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+status = 0
+try:
+    exec(compile(order["script"], "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+except SystemExit as exit:
+    status = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+    if status and not isinstance(exit.code, int):
+        print(exit.code, file=sys.stderr)
+except Exception:
+    status = 1
+    traceback.print_exc()
+threading._shutdown()
+atexit._run_exitfuncs()
+try:
+    sys.stdout.flush()
+    sys.stderr.flush()
+except OSError:
+    status = 120  # as Python does
+os._exit(status & 255)
 """
 
 
