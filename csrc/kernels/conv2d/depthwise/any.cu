@@ -59,7 +59,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any
                 const T* const line = x + y * c.x.row_stride;
                 const auto value = [&](int64_t place) {
                     const int64_t inside = padded_index(place, c.in_width, c.padding_mode);
-                    return inside < 0 ? 0.0f : to_float(line[inside * c.x.column_stride]);
+                    const bool there =
+                        inside >= 0 && inside < c.in_width;  // else a zero, or of an output that there is none of
+                    return there ? to_float(line[inside * c.x.column_stride]) : 0.0f;
                 };
                 if (slides) {
                     constexpr int kAtOnce = 4;  // taps, whose loads are under way together

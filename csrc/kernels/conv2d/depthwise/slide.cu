@@ -73,7 +73,7 @@ HIPCONV_INLINE Words<T, kQuad> load_quad(const Conv2dParams& c, const QuadSource
         }
     } else {
         const int64_t column = wanted ? padded_index(z, c.in_width, c.padding_mode) : -1;
-        if (column < 0) return words;
+        if (column < 0 || column >= c.in_width) return words;  // or of an output that there is none of
         at += (column - z) * c.x.column_stride * static_cast<int64_t>(sizeof(T));
         if (vectors) return *global_pointer<const Vector>(at);
         T each[kQuad];

@@ -42,6 +42,8 @@ _DEPTHWISE = 1.5  # microseconds, but for what follows
 _DEPTHWISE_BYTES = 3.0e6  # read and written in a microsecond
 # A compute unit makes so many products in a microsecond, by filters in registers (True), or by any others.
 _DEPTHWISE_PRODUCTS = {True: 0.16e6, False: 0.03e6}
+# The same of any others in channels_last, and how many times longer their bytes take, measured on an H100.
+_SLIDING_PRODUCTS, _SLIDING_BYTES = 0.05e6, 2.5
 
 
 def _depthwise_bytes_us(problem: Problem) -> float:
@@ -58,6 +60,9 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
     if problem.dtype != "float32" and problem.layout == "nchw":
         return Estimate(_contiguous_depthwise_us(problem, card, walks))
     products = problem.pixels * problem.out_channels * problem.products
+    if problem.layout == "nhwc" and not walks:
+        by_products = products / (_SLIDING_PRODUCTS * card.compute_units)
+        return Estimate(_DEPTHWISE + max(_SLIDING_BYTES * _depthwise_bytes_us(problem), by_products))
     return Estimate(
         _DEPTHWISE + max(_depthwise_bytes_us(problem), products / (_DEPTHWISE_PRODUCTS[walks] * card.compute_units))
     )
@@ -196,8 +201,9 @@ _FEW_FILTERS_COSTS = {  # by the layout; fitted to 39 and 36 layers, from which 
 
 
 def _few_filters_us(problem: Problem, card: Card) -> float | None:
-    """Estimate the tile of few filters where x is read by vectors of channels, or is contiguous with 1x1 filters (TF32, too): the
-    many small blocks of a compute unit hide what warpgroups, whose tiles would be half empty, wait for.
+    """Estimate the tile of few filters where x is read by vectors of channels, or is contiguous with 1x1 filters (TF32, too).
+
+    The many small blocks of a compute unit hide what warpgroups, whose tiles would be half empty, wait for.
     """
     element = 4 if problem.dtype == "float32" else 2
     by_vectors = problem.layout == "nhwc" and problem.in_channels % 8 == 0 and element == 2
