@@ -110,12 +110,17 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
         }
         const unsigned rows = kBwdVectorThreads / s.lanes;
         s.channels = channels_of_block(p.in.dim, rows);
+        // Rows of few vectors leave a block more channels than it copies x of.
+        const unsigned across = kBwdAcrossBytes / static_cast<unsigned>(size);
+        s.piece = has_neighbours(p.dout) && has_neighbours(p.dx) && s.channels >= across &&
+                          channels_of_block(p.in.dim, across) == across
+                      ? bwd_piece_across(p)
+                      : 0;
+        if (s.piece) s.channels = across;
         s.parts = rows / s.channels;
         s.is_aligned = has_whole_rows && !s.is_plain && s.parts == 1 && kHasPredicates;
         s.is_plain = s.is_plain && s.parts == 1 && !bwd_whole_has_width(p.in.width);
         s.items = steps(s.vectors * p.in.batch);
-        const bool is_across = has_neighbours(p.dout) && has_neighbours(p.dx) && s.channels * size == kBwdAcrossBytes;
-        s.piece = is_across && s.parts == 1 ? bwd_piece_across(p) : 0;
     }
     s.channel_groups = (static_cast<int64_t>(p.in.dim) + s.channels - 1) / s.channels;
     return s;
@@ -197,6 +202,7 @@ BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shap
     plan.may_store_vectors = shape.may_store_vectors;
     plan.x_is_aligned = shape.x_is_aligned;
     plan.dout_is_aligned = shape.dout_is_aligned;
+    plan.loads_vectors = shape.dout_is_aligned && (shape.piece || (shape.x_is_aligned && !shape.has_steps));
     plan.has_states = bwd_has_states(p);
     plan.makes_taps = bwd_vector_makes_taps(p, shape, plan.taper);
     plan.piece = shape.piece;

@@ -12,54 +12,81 @@
 
 namespace hipconv {
 
-// A row of a tensor of states, of element columns.
-template <typename T>
-struct BwdVectorState {
-    T* row;
-    int64_t stride;
-    HIPCONV_INLINE BwdVectorState(const Sequences& s, int32_t b, uint32_t d)
-        : row(global_pointer<T>(s.data) + b * s.batch_stride + d * s.dim_stride), stride(s.seqlen_stride) {}
-    HIPCONV_INLINE T& operator[](int32_t column) const { return row[column * stride]; }
-};
+// Those of the columns of a state that bits say: column `first` + k, if bit k is set. A state has the columns that are bits at
+// first; those of tokens of other sequences than the last one are taken away.
+template <typename T, int kWidth>
+struct BwdVectorColumns {
+    using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+    static constexpr int kSize = static_cast<int>(sizeof(T));
+    Byte* at;
+    int64_t step;  // bytes
+    uint32_t bits;
 
-// Calls use(k, value) for those columns from `column` on that a state has, of which some are on their way before one is used:
-// as many as there are registers for.
-template <typename T, int kWidth, int kCount, typename Use>
-HIPCONV_INLINE void bwd_vector_for_columns(const BwdVectorState<const T>& state, int32_t column, Use use) {
-    constexpr int kAtOnce = !kHasPredicates || (std::is_same_v<T, f16> && kWidth > 5) ? 1 : 4;
-    const auto has = [&](int k) { return k < kCount && column + k >= 0 && column + k < kWidth - 1; };
+    HIPCONV_INLINE BwdVectorColumns(const Sequences& s, int32_t b, uint32_t d, int32_t first)
+        : at(global_pointer<Byte>(s.data) + (b * s.batch_stride + d * s.dim_stride + first * s.seqlen_stride) * kSize),
+          step(s.seqlen_stride * kSize) {
+        constexpr uint32_t kAll = (1u << (kWidth - 1)) - 1;
+        bits = first < 0 ? kAll << -first : kAll >> first;
+    }
+
+    HIPCONV_INLINE bool has(int k) const { return (bits >> k & 1u) != 0; }
+
+    // Takes away those that a final state does not have of its row: bit k is of token t + k.
+    HIPCONV_INLINE void leave_final(const CausalConv1dInputs& in, int32_t b, int32_t t) {
+        if (!in.initial_states.data && t < 0) bits &= ~0u << -t;
+        if (!in.seq_idx.data) return;
+#pragma unroll 1
+        for (int k = 0; bits >> k; ++k)
+            if (has(k) && !final_state_counts(in, b, t + k)) bits &= ~(1u << k);
+    }
+
+    // Calls use(k, value) for each of kCount that is there, of which some are on their way before one is used: as many as there
+    // are registers for.
+    template <int kCount, typename Use>
+    HIPCONV_INLINE void load(Use use) const {
+        constexpr int kAtOnce = !kHasPredicates || (std::is_same_v<T, const f16> && kWidth > 5) ? 1 : 4;
+        Byte* next = at;
 #pragma unroll
-    for (int first = 0; first < kCount; first += kAtOnce) {
-        if constexpr (kAtOnce == 1) {
-            if (has(first)) use(first, to_float(state[column + first]));
-        } else {
-            T values[kAtOnce]{};
+        for (int from = 0; from < kCount; from += kAtOnce) {
+            std::remove_const_t<T> values[kAtOnce]{};
+#pragma unroll
+            for (int k = 0; k < kAtOnce; ++k, next += step)
+                if (from + k < kCount && has(from + k)) values[k] = *global_pointer<T>(next);
 #pragma unroll
             for (int k = 0; k < kAtOnce; ++k)
-                if (has(first + k)) values[k] = state[column + first + k];
-#pragma unroll
-            for (int k = 0; k < kAtOnce; ++k)
-                if (has(first + k)) use(first + k, to_float(values[k]));
+                if (from + k < kCount && has(from + k)) use(from + k, to_float(values[k]));
         }
     }
-}
+
+    template <int kCount, typename Value>
+    HIPCONV_INLINE void store(Value value) const {
+        Byte* next = at;
+#pragma unroll
+        for (int k = 0; k < kCount; ++k, next += step)
+            if (has(k)) *global_pointer<T>(next) = from_float<T>(value(k));
+    }
+};
 
 // Those of the tokens from t on that lie before the row's start come from the initial state.
 template <typename T, int kWidth, int kOldest, int kWindow>
 HIPCONV_INLINE void bwd_vector_load_state(const CausalConv1dInputs& in, int32_t b, uint32_t d, int32_t t,
                                           float (&window)[kWindow]) {
-    const BwdVectorState<const T> state(in.initial_states, b, d);
-    bwd_vector_for_columns<T, kWidth, kWindow - kOldest>(state, t, [&](int k, float value) { window[kOldest + k] = value; });
+    const BwdVectorColumns<const T, kWidth> columns(in.initial_states, b, d, t);
+    columns.template load<kWindow - kOldest>([&](int k, float value) { window[kOldest + k] = value; });
 }
 
 // Adds the final state's part to the gradients of inputs from t on, which is `from_end` tokens behind the row's end. Some of
 // them may be in the initial state.
-template <typename T, int kWidth, int kCount>
+template <typename T, int kWidth, bool kWhole, int kCount>
 HIPCONV_INLINE void bwd_vector_add_final(const CausalConv1dBwdParams& p, int32_t b, uint32_t d, int32_t t, int32_t from_end,
                                          float (&gradients)[kCount]) {
-    const BwdVectorState<const T> state(p.dfinal_states, b, d);
-    bwd_vector_for_columns<T, kWidth, kCount>(state, from_end + kWidth - 1, [&](int k, float value) {
-        if (final_state_counts(p.in, b, t + k)) gradients[k] += value;
+    BwdVectorColumns<const T, kWidth> columns(p.dfinal_states, b, d, from_end + kWidth - 1);
+    // Where columns are known when it is compiled, and on AMD, which has no scalar registers for it, ids are looked at one by
+    // one.
+    constexpr bool kFirst = kHasPredicates && !kWhole;
+    if constexpr (kFirst) columns.leave_final(p.in, b, t);
+    columns.template load<kCount>([&](int k, float value) {
+        if (kFirst || final_state_counts(p.in, b, t + k)) gradients[k] += value;
     });
 }
 
@@ -80,8 +107,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     using Sum = BwdVectorSum;
     using Bits = TapsOfBits<kTokens, kWidth>;
 
+    constexpr int kSumsOfRows = kWhole ? 1 : kBwdVectorThreads * (kWidth + 1);
     constexpr bool kMakesTaps = !kPlain && kBwdVectorOwnTaps > 0;
-    HIPCONV_SHARED(float, sums_of_rows, kWhole || kAcross ? 1 : kBwdVectorThreads * (kWidth + 1));
+    HIPCONV_SHARED(float, sums_of_rows, kSumsOfRows);
     HIPCONV_SHARED(Words4, x_staged, kAcross ? 2 * Across::kStage / 16 : 1);
     HIPCONV_SHARED(uint32_t, own_taps, kMakesTaps ? (kBwdVectorOwnTaps + 2 * kBwdVectorOwnTapsAround) / 4 : 1);
 
@@ -112,10 +140,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
             __syncthreads();
         }
     }
-    uint32_t d = piece.row * blockDim.y + threadIdx.y;
-    if constexpr (!kWhole && !kAcross) {
+    uint32_t d = piece.row * blockDim.y + threadIdx.y, part = 0;
+    if constexpr (!kWhole) {
         if (plan.channels < blockDim.y) {  // each part is as long as all of them; the last ones may be behind the stream's end
-            const uint32_t part = threadIdx.y / plan.channels, parts = blockDim.y / plan.channels;
+            const uint32_t parts = blockDim.y / plan.channels;
+            part = threadIdx.y / plan.channels;
             d = piece.row * plan.channels + (threadIdx.y - part * plan.channels);
             piece.count = (piece.count + static_cast<int>(parts) - 1) / static_cast<int>(parts);
             piece.first += part * static_cast<uint32_t>(piece.count);
@@ -137,10 +166,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     };
     const char* x_row = row_of(p.in.x, plan.x_batch);
     // This is where the lane has x of the stage that comes next in LDS, and how far the channel lies from the block's first.
-    char* staged = reinterpret_cast<char*>(x_staged) + lane * Across::kLaneBytes;
+    char* staged = reinterpret_cast<char*>(x_staged) + (static_cast<int>(part) * lanes + lane) * Across::kLaneBytes;
     int to_other_stage = Across::kStage, group_bytes = 0, channel_bytes = 0;
     if constexpr (kAcross) {
-        const uint32_t first = piece.row * blockDim.y;
+        const uint32_t first = piece.row * Across::kChannels;
         channel_bytes = static_cast<int>(d - first) * kSize;
         group_bytes = (p.in.dim - static_cast<int>(first)) * kSize;
         x_row -= channel_bytes;
@@ -166,6 +195,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         const bool inside = t_next >= before * Layout::kEach && t_next + kTokens <= seqlen;
         return inside || memory().has(from - before * 4, from + kOwn * 4);
     };
+    const auto leaves_nothing = [&]() {
+        if (t_next >= kBefore * Layout::kEach && t_next + kTokens <= seqlen) return true;
+        const char *const x = x_row + int64_t{t_next} * kSize, *const dout = dout_row + int64_t{t_next} * kSize;
+        return (kAcross || x_memory().has(x - kBefore * 4, x + kOwn * 4)) && dout_memory().has(dout, dout + kOwn * 4);
+    };
     const auto load_x = [&]() {
         const char* const x = x_row + t_next * step_of(plan.x_step);
         if (kAnySteps && plan.x_step != kSize)
@@ -176,21 +210,30 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
             x_shift = load_single_words<T, kBefore, kOwn, kOldest / Layout::kEach>(x, t_next, seqlen, x_memory, x_words);
     };
     const auto load = [&]() {
-        if constexpr (!kAcross) load_x();
-        const char* const dout = dout_row + t_next * step_of(plan.dout_step);
-        if (kAnySteps && plan.dout_step != kSize)
-            load_single_tokens<T, 0, kOwn, 0>(dout, plan.dout_step, t_next, seqlen, dout_words);
-        else if (kWhole || (plan.dout_is_aligned && holds_vectors(dout_memory, dout, 0)))
-            load_vectors<T, 0, kOwn, kWhole>(dout, t_next, seqlen, dout_words);
-        else if constexpr (!kWhole)
-            dout_shift = load_single_words<T, 0, kOwn, 0>(dout, t_next, seqlen, dout_memory, dout_words);
+        // Vectors are loaded whole, and what they have of other rows is not looked at, but where they leave the tensor. (AMD
+        // has no scalar registers for this.)
+        if (kHasPredicates && !kWhole && plan.loads_vectors && leaves_nothing()) {
+            if constexpr (!kAcross) load_whole_vectors<kBefore, kOwn>(x_row + int64_t{t_next} * kSize, x_words);
+            load_whole_vectors<0, kOwn>(dout_row + int64_t{t_next} * kSize, dout_words);
+        } else {
+            if (!kWhole) from_here_on(t_next);  // so that NVIDIA's compiler has no registers for addresses of both branches
+            if constexpr (!kAcross) load_x();
+            const char* const dout = dout_row + t_next * step_of(plan.dout_step);
+            if (kAnySteps && plan.dout_step != kSize)
+                load_single_tokens<T, 0, kOwn, 0>(dout, plan.dout_step, t_next, seqlen, dout_words);
+            else if (kWhole || (plan.dout_is_aligned && holds_vectors(dout_memory, dout, 0)))
+                load_vectors<T, 0, kOwn, kWhole>(dout, t_next, seqlen, dout_words);
+            else if constexpr (!kWhole)
+                dout_shift = load_single_words<T, 0, kOwn, 0>(dout, t_next, seqlen, dout_memory, dout_words);
+        }
         if (has_ids) taps_words = load_taps<kTokens, kWhole>(taps_row, t_next);
     };
     // Dx of a lane's channels begins so many tokens, or fewer, before a multiple of kTokens.
     const auto before_multiple = [&]() { return -t_next & (kTokens - 1); };
     const auto copy_x = [&]() {
         const int32_t first = t_next + before_multiple() - Across::kBefore;
-        const int skipped = Across::kBefore - kPast - plan.most_before, i = static_cast<int>(threadIdx.y);
+        const int skipped = Across::kBefore - kPast - plan.most_before;
+        const int i = static_cast<int>(threadIdx.y % Across::kChannels);
         if (plan.piece == 16)
             copy_across<16, Across::kRows, Across::kChannels>(staged, x_row, plan.x_step, i, skipped, first, seqlen,
                                                               group_bytes);
@@ -255,19 +298,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     float window_after[kWindow];
     if (kAcross && kPast > 0) copy_x();
     if (goes_on) load();
-    bwd_vector_parameters(p.in, d, weight, bias);
+    bwd_vector_parameters<T>(p.in, d, weight, bias);
     if constexpr (kAcross && kPast > 0) take_x(window_after);
     if (goes_on) {
         float(&window)[kWindow] = window_after;
         float gradients[kTokens];
         unpack(window, gradients);
         if (!kWhole && has_initial && t_next < kPast)
-            bwd_vector_load_state<T, kWidth, kOldest>(p.in, b_next, d, t_next, window);
+            bwd_vector_load_state<T, kWidth, kOldest>(first_parameter_again(p).in, b_next, d, t_next, window);
         if constexpr (kPlain)
-            bwd_vector_spill<kTokens, kWidth, kOldest>(AllTaps{}, p.in.use_silu, window, gradients, weight, bias, carried);
+            bwd_vector_spill<T, kTokens, kWidth, kOldest>(AllTaps{}, p.in.use_silu, window, gradients, weight, bias, carried);
         else
-            bwd_vector_spill<kTokens, kWidth, kOldest>(taps_of(t_next), p.in.use_silu, window, gradients, weight, bias,
-                                                       carried);
+            bwd_vector_spill<T, kTokens, kWidth, kOldest>(taps_of(t_next), p.in.use_silu, window, gradients, weight, bias,
+                                                          carried);
     }
 
     go_back((lanes - lane) * kTokens);
@@ -301,9 +344,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         if constexpr (!kPlain) bits = taps_of(t);
         float window[kWindow], gradients[kTokens];
         if constexpr (kAcross) take_x(window);
+        // In a vector in front of a lane's own tokens no tap may see the first word, and NVIDIA's compiler gives its register
+        // to what comes next, which waits for the load then, in each step. So let it be used, where nothing ever is.
+        if constexpr (kHasPredicates && !kAcross && kOldest >= Layout::kEach) {
+            if (plan.vectors == 0) dbias = twice(bit_cast<float>(x_words[0]));
+        }
         unpack(window, gradients);
-        // No tap sees the other half of the oldest input's word, and NVIDIA's compiler moves this half elsewhere right behind
-        // the load, for which it waits there: 10 % of a copy. So let the other one be used, where nothing ever is.
+        // No tap sees the other half of the oldest input's word either, and the compiler moves this half elsewhere right behind
+        // the load: 10 % of a copy.
         if constexpr (kHasPredicates && std::is_same_v<T, f16> && kOldest % 2 == 1) {
             if (!kAcross && plan.vectors == 0) dbias = twice(window[kOldest - 1]);
         }
@@ -326,7 +374,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         // Where rows are whole vectors, only the first of them sees a state, and only the last one has a part in one.
         const int32_t state_t = kWhole ? 0 : t;
         if (has_initial && (kWhole ? t == 0 : t < kPast))
-            bwd_vector_load_state<T, kWidth, kOldest>(p.in, b, d, state_t, window);
+            bwd_vector_load_state<T, kWidth, kOldest>(first_parameter_again(p).in, b, d, state_t, window);
 
         // Compute: the gradients of the sums, and their part in the gradients of the parameters and of x.
         Sum sums[kSums];
@@ -334,12 +382,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         for (Sum& each : sums) each = bwd_vector_zero(Sum{});
         if constexpr (kPlain) {
             const bool begins_row = t == 0, may_begin = kHasPredicates || __ballot(begins_row);
-            bwd_vector_plain_step<kTokens, kWidth, kOldest>(may_begin, begins_row, p.in.use_silu, window, gradients, weight,
-                                                            bias, dweight, dbias, sums);
+            bwd_vector_plain_step<T, kTokens, kWidth, kOldest>(may_begin, begins_row, p.in.use_silu, window, gradients, weight,
+                                                               bias, dweight, dbias, sums);
         } else {
             const auto step = [&](auto seen) {
-                bwd_vector_step<kAllFirst, kTokens, kWidth, kOldest>(seen, p.in.use_silu, window, gradients, weight, bias,
-                                                                     dweight, dbias, sums);
+                bwd_vector_step<T, kAllFirst, kTokens, kWidth, kOldest>(seen, p.in.use_silu, window, gradients, weight, bias,
+                                                                        dweight, dbias, sums);
             };
             const bool is_inside = bits.bytes == taps_inside<kTokens, kWidth>().bytes;
             if (kHasPredicates || __ballot(!is_inside))
@@ -368,18 +416,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         const bool reaches_end = kWhole ? t + kTokens == seqlen : t + kTokens > seqlen - kPast;
         if (has_states && (t <= 0 || reaches_end)) {
             const CausalConv1dBwdParams& states = first_parameter_again(p);
-            if (states.dfinal_states.data && (kWhole ? reaches_end : t < seqlen)) {
+            if (states.dfinal_states.data && reaches_end && (kWhole || t < seqlen)) {
                 const int32_t from_end = kWhole ? -kTokens : t - seqlen;
-                bwd_vector_add_final<T, kWidth>(states, b, d, t, from_end, own);
-                if (!kWhole && t <= 0) bwd_vector_add_final<T, kWidth>(states, b, d, t - kPast, from_end - kPast, before);
+                bwd_vector_add_final<T, kWidth, kWhole>(states, b, d, t, from_end, own);
+                if (!kWhole && t <= 0)
+                    bwd_vector_add_final<T, kWidth, kWhole>(states, b, d, t - kPast, from_end - kPast, before);
             }
-            if (states.dinitial_states.data && t <= 0 && has_channel) {
-                const BwdVectorState<T> state(states.dinitial_states, b, d);
-#pragma unroll
-                for (int column = 0; column < kPast + kTokens; ++column) {
-                    if (state_t + column < 0 || state_t + column >= kPast) continue;
-                    state[state_t + column] = from_float<T>(column < kPast ? before[column % kSpill] : own[column - kPast]);
-                }
+            if (first_parameter_again(p).dinitial_states.data && t <= 0 && has_channel) {
+                const BwdVectorColumns<T, kWidth> columns(first_parameter_again(p).dinitial_states, b, d, state_t);
+                columns.template store<kPast + kTokens>([&](int k) { return k < kPast ? before[k % kSpill] : own[k - kPast]; });
             }
         }
         if (kAnySteps && plan.dx_step != kSize)
@@ -389,10 +434,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     } while (left > 0);
 
     const CausalConv1dBwdParams& again = first_parameter_again(p);
-    if (kWhole || kAcross || plan.channels == blockDim.y)
-        bwd_vector_store_sums(dweight, dbias, again, row_of_sums, d, has_channel);
+    const float scale = bwd_scale<T>(again.in);
+    if (kWhole || plan.channels == blockDim.y)
+        bwd_vector_store_sums(dweight, dbias, again, row_of_sums, d, has_channel, scale);
     else
-        bwd_vector_store_sums_of_parts(dweight, dbias, again, row_of_sums, d, has_channel, plan.channels, sums_of_rows);
+        bwd_vector_store_sums_of_parts(dweight, dbias, again, row_of_sums, d, has_channel, scale, plan.channels, sums_of_rows);
 }
 
 // Tells whether there is an instance. Plain rows of the widths between have the kernel of whole rows (whole.cu). Other calls of

@@ -49,6 +49,16 @@ HIPCONV_INLINE void load_words(const char* from, uint32_t (&words)[kSize], int t
     for (int k = 0; k < kCount; ++k) words[to + k] = word(vector, k);
 }
 
+// Loads the vectors of tokens that lie at `from`, a multiple of 16, and kBefore words before them.
+template <int kBefore, int kOwn, int kSize>
+HIPCONV_INLINE void load_whole_vectors(const char* from, uint32_t (&words)[kSize]) {
+    constexpr int kNear = kBefore < 4 ? kBefore : 4, kFar = kBefore - kNear;
+    load_words<4>(from, words, kBefore);
+    if constexpr (kOwn > 4) load_words<4>(from + 16, words, kBefore + 4);
+    if constexpr (kNear > 0) load_words<kNear>(from - kNear * 4, words, kFar);
+    if constexpr (kFar > 0) load_words<kFar>(from - kBefore * 4, words, 0);
+}
+
 // Loads the tokens of a row from t on, which lie at `from`, a multiple of 16, and kBefore words before them. Vectors that have
 // no token of the row are not loaded: those before it are zeros, of those behind it nothing is known. With kWhole, all tokens
 // from t on are in the row; otherwise at least one of them is.
@@ -178,18 +188,20 @@ HIPCONV_INLINE void copy_across(char* to, const char* from, int64_t step, int i,
                                 int bytes) {
     constexpr int kPieces = kBwdAcrossBytes / kPiece, kEach = kThreads / kPieces;
     using Piece = std::conditional_t<kPiece == 16, Words4, uint32_t>;
-    const int place = i % kPieces * kPiece, row = i / kPieces;
-    if (place >= bytes) return;
+    const int place = i % kPieces * kPiece, row = skipped + i / kPieces;
+    const int32_t past = first + kRows < seqlen ? first + kRows : seqlen;
+    if (place >= bytes || past <= 0) return;
+    const uint32_t token = static_cast<uint32_t>(first + row);  // those before the row are no less than `past` so
+    char* const piece = to + row * kBwdAcrossBytes + place;
+    const char* memory = from + static_cast<int32_t>(token) * step + place;
 #pragma unroll
-    for (int r = 0; r < kRows; r += kEach) {
-        const int32_t token = first + r + row;
-        if (r + row < skipped || r + row >= kRows || token < 0 || token >= seqlen) continue;
-        Piece* const piece = reinterpret_cast<Piece*>(to + (r + row) * kBwdAcrossBytes + place);
-        const char* const memory = from + token * step + place;
+    for (int r = 0; r < kRows; r += kEach, memory += kEach * step) {
+        if (token + static_cast<uint32_t>(r) >= static_cast<uint32_t>(past)) continue;
+        Piece* const at = reinterpret_cast<Piece*>(piece + r * kBwdAcrossBytes);
         if constexpr (kPiece == 16)
-            copy_later(piece, memory, false);
+            copy_later(at, memory, false);
         else
-            copy_later(piece, memory);
+            copy_later(at, memory);
     }
 }
 
@@ -228,6 +240,31 @@ HIPCONV_INLINE void unpack_tokens(const uint32_t (&words)[kSize], float (&values
     }
 }
 
+// Stores a vector's elements of 16 bits from `first` to `past`, which are its first or its last ones: by a store of eight
+// bytes, of four, and of two, as far as there is something for it, rather than one by one.
+HIPCONV_INLINE void store_end_of_vector(char* to, int first, int past, Words4 vector) {
+    const bool is_last = first > 0;
+    const int count = past - first;
+    const auto at_place = [&](uint32_t i) {
+        const uint32_t low = i & 1 ? word(vector, 1) : word(vector, 0), high = i & 1 ? word(vector, 3) : word(vector, 2);
+        return i & 2 ? high : low;
+    };
+    if (count & 4) {
+        Words2 half{};
+        set_word(half, 0, is_last ? word(vector, 2) : word(vector, 0));
+        set_word(half, 1, is_last ? word(vector, 3) : word(vector, 1));
+        *global_pointer<Words2>(to + (is_last ? 8 : 0)) = half;
+    }
+    if (count & 2) {
+        const uint32_t i = (count & 4 ? 2 : 0) ^ (is_last ? 3 : 0);
+        *global_pointer<uint32_t>(to + i * 4) = at_place(i);
+    }
+    if (count & 1) {
+        const uint32_t i = static_cast<uint32_t>(is_last ? first : past - 1);
+        *global_pointer<uint16_t>(to + i * 2) = static_cast<uint16_t>(at_place(i / 2) >> i % 2 * 16);
+    }
+}
+
 // Stores the tokens of a row from t on, at `to`, as far as they are in the row: 16-byte vectors where these are aligned and
 // whole, else words or elements. With kWhole, they are, if any of them is in the row.
 template <typename T, bool kWhole, int kTokens>
@@ -242,19 +279,31 @@ HIPCONV_INLINE void store_tokens(char* to, int32_t t, int32_t seqlen, bool align
             words[k] = pack<T>(make_pair(values[2 * k], values[2 * k + 1]));
     }
     const bool whole = t >= 0 && t + kTokens <= seqlen;
-    if (kWhole ? t < seqlen : aligned && whole) {
+    const auto for_vectors = [&](auto store) {
 #pragma unroll
         for (int k = 0; k < kWords; k += 4) {
             Words4 vector{};
 #pragma unroll
             for (int i = 0; i < 4; ++i) set_word(vector, i, words[k + i]);
-            *global_pointer<Words4>(to + k * 4) = vector;
+            store(k * 4, vector);
         }
+    };
+    if (kWhole ? t < seqlen : aligned && whole) {
+        for_vectors([&](int offset, Words4 vector) { *global_pointer<Words4>(to + offset) = vector; });
     } else if constexpr (!kWhole) {
         if (whole && reinterpret_cast<uintptr_t>(to) % 4 == 0) {
 #pragma unroll
             for (int k = 0; k < kWords; ++k) *global_pointer<uint32_t>(to + k * 4) = words[k];
             return;
+        }
+        if constexpr (sizeof(T) == 2) {
+            if (aligned && (t >= 0 || t + kTokens <= seqlen)) {  // the vector does not have both ends of the row
+                for_vectors([&](int, Words4 vector) {
+                    const int first = t < 0 ? -t : 0, past = seqlen - t < kTokens ? seqlen - t : kTokens;
+                    if (past > first) store_end_of_vector(to, first, past, vector);
+                });
+                return;
+            }
         }
 #pragma unroll
         for (int k = 0; k < kWords; ++k) {

@@ -33,6 +33,27 @@ HIPCONV_INLINE void look_at_token_by_token(Taps& taps) {
     }
 }
 
+// ---- SiLU -------------------------------------------------------------------------------------------------------------------
+//
+// With SiLU, 16-bit types keep weights and bias times -log2(e), and gradients times the inverse of that: the exponent that SiLU
+// needs is then the sum itself, dx is what it would be without, and dweight and dbias are put right once, at the end. Such sums
+// overflow where those of f32 do not yet; f32, for which bytes count more than instructions, keeps everything as it is.
+template <typename T>
+HIPCONV_INLINE float bwd_scale(const CausalConv1dInputs& in) {
+    return sizeof(T) == 2 && in.use_silu ? -kLog2e : 1.0f;
+}
+
+// The derivative of SiLU, sigma * (1 + v * (1 - sigma)), over the scale, where `scaled` is v times the scale.
+template <typename T>
+HIPCONV_INLINE Pair bwd_silu_derivative(Pair scaled) {
+    if constexpr (sizeof(T) == 4) return silu_derivative(scaled);
+    constexpr float kLn2 = 0.693147180559945309f;
+    const Pair denominator = add(twice(1.0f), make_pair(approx_exp2(low(scaled)), approx_exp2(high(scaled))));
+    const Pair sigma = make_pair(approx_rcp(low(denominator)), approx_rcp(high(denominator)));
+    const Pair rest = multiply_add(sigma, twice(-kLn2 * kLn2), twice(kLn2 * kLn2));
+    return multiply(sigma, multiply_add(scaled, rest, twice(-kLn2)));
+}
+
 // ---- the gradients of inputs ------------------------------------------------------------------------------------------------
 //
 // A lane's gradients g have a part in the dx of its own tokens and of the kWidth - 1 before them. These parts are sums[m], of
@@ -89,7 +110,7 @@ HIPCONV_INLINE float total(const Pair (&sums)[kSums], int m) {
 // A step of tokens that are all in a row, by pairs of them. The inputs before a row are zeros: a sum that a weight which is not
 // finite makes NaN is one in a row with no finite dx anyway, as it has kWidth tokens at least. `may_begin` is false where no
 // lane of the wave begins a row.
-template <int kTokens, int kWidth, int kOldest, int kWindow, typename Sum, int kSums>
+template <typename T, int kTokens, int kWidth, int kOldest, int kWindow, typename Sum, int kSums>
 HIPCONV_INLINE void bwd_vector_plain_step(bool may_begin, bool begins_row, bool use_silu, const float (&window)[kWindow],
                                           float (&gradients)[kTokens], const float (&weight)[kWidth], float bias,
                                           Pair (&dweight)[kWidth], Pair& dbias, Sum (&sums)[kSums]) {
@@ -109,7 +130,7 @@ HIPCONV_INLINE void bwd_vector_plain_step(bool may_begin, bool begins_row, bool 
             Pair sum = twice(bias);
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) sum = multiply_add(twice(weight[i]), inputs_of(e, i), sum);
-            const Pair g = multiply(gradients_of(e), silu_derivative(sum));
+            const Pair g = multiply(gradients_of(e), bwd_silu_derivative<T>(sum));
             gradients[e] = low(g);
             gradients[e + kHalf] = high(g);
         }
@@ -142,7 +163,7 @@ HIPCONV_INLINE void bwd_vector_plain_step(bool may_begin, bool begins_row, bool 
 // A step of any tokens: by pairs of them where lanes have no predicates, and first the gradients of all. Where they have, it
 // goes token by token, so that a condition serves all three products of a tap, or, with kAllFirst, makes all gradients and then
 // the conditions again: no token's gradient waits for another's then.
-template <bool kAllFirst, int kTokens, int kWidth, int kOldest, typename Taps, int kWindow, typename Sum, int kSums>
+template <typename T, bool kAllFirst, int kTokens, int kWidth, int kOldest, typename Taps, int kWindow, typename Sum, int kSums>
 HIPCONV_INLINE void bwd_vector_step(Taps taps, bool use_silu, const float (&window)[kWindow], float (&gradients)[kTokens],
                                     const float (&weight)[kWidth], float bias, Pair (&dweight)[kWidth], Pair& dbias,
                                     Sum (&sums)[kSums]) {
@@ -158,7 +179,7 @@ HIPCONV_INLINE void bwd_vector_step(Taps taps, bool use_silu, const float (&wind
 #pragma unroll
         for (int i = kWidth - 2; i >= 0; --i)
             sum = multiply_add_where(has_low(e, i), has_high(e, i), twice(weight[i]), inputs_of(e, i), sum);
-        const Pair derivative = silu_derivative(sum);
+        const Pair derivative = bwd_silu_derivative<T>(sum);
         if (use_silu) {
             gradients[e] *= low(derivative);
             if (kTwo) gradients[e + kHalf] *= high(derivative);
@@ -190,7 +211,7 @@ HIPCONV_INLINE void bwd_vector_step(Taps taps, bool use_silu, const float (&wind
 }
 
 // Adds the part that a lane's gradients have in the dx of the tokens before its own: spill[m] is of token m - (kWidth - 1).
-template <int kTokens, int kWidth, int kOldest, typename Taps, int kWindow, int kSpill>
+template <typename T, int kTokens, int kWidth, int kOldest, typename Taps, int kWindow, int kSpill>
 HIPCONV_INLINE void bwd_vector_spill(Taps taps, bool use_silu, const float (&window)[kWindow], float (&gradients)[kTokens],
                                      const float (&weight)[kWidth], float bias, float (&spill)[kSpill]) {
     if (use_silu) {
@@ -201,7 +222,7 @@ HIPCONV_INLINE void bwd_vector_spill(Taps taps, bool use_silu, const float (&win
 #pragma unroll
             for (int i = 0; i < kWidth; ++i)
                 if (taps.sees(e, i)) sum = weight[i] * window[kOldest + e + i] + sum;
-            gradients[e] *= low(silu_derivative(twice(sum)));
+            gradients[e] *= low(bwd_silu_derivative<T>(twice(sum)));
         }
     }
 #pragma unroll
@@ -213,7 +234,7 @@ HIPCONV_INLINE void bwd_vector_spill(Taps taps, bool use_silu, const float (&win
     }
 }
 
-template <int kWidth>
+template <typename T, int kWidth>
 HIPCONV_INLINE void bwd_vector_parameters(const CausalConv1dInputs& in, int64_t d, float (&weight)[kWidth], float& bias) {
     with_dtype(in.weight_dtype, [&](auto type) {
         using P = decltype(type);
@@ -222,6 +243,10 @@ HIPCONV_INLINE void bwd_vector_parameters(const CausalConv1dInputs& in, int64_t 
             weight[i] = parameter<P>(in.weight, d * in.weight_dim_stride + i * in.weight_width_stride);
     });
     bias = in.bias ? load_parameter(in.bias, d * in.bias_stride, in.bias_dtype) : 0.0f;
+    const float scale = bwd_scale<T>(in);
+    bias *= scale;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) weight[i] *= scale;
 }
 
 // Adds up dweight and dbias of all lanes of a channel.
@@ -259,7 +284,7 @@ HIPCONV_INLINE void bwd_vector_leave_sums(const CausalConv1dBwdParams& p, uint32
 // Adds up the sums, and leaves them times `scale`.
 template <int kWidth>
 HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair dbias, const CausalConv1dBwdParams& p,
-                                          uint32_t row, int64_t d, bool has_channel, float scale = 1.0f) {
+                                          uint32_t row, int64_t d, bool has_channel, float scale) {
     float sums[kWidth + 1];
     bwd_vector_sum_lanes(dweight, dbias, sums);
     if (threadIdx.x == 0 && has_channel) {
@@ -273,7 +298,8 @@ HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair db
 template <int kWidth>
 __device__ __forceinline__ void bwd_vector_store_sums_of_parts(const Pair (&dweight)[kWidth], Pair dbias,
                                                                const CausalConv1dBwdParams& p, uint32_t row_of_sums, int64_t d,
-                                                               bool has_channel, uint32_t channels, float* sums_of_rows) {
+                                                               bool has_channel, float scale, uint32_t channels,
+                                                               float* sums_of_rows) {
     float sums[kWidth + 1];
     bwd_vector_sum_lanes(dweight, dbias, sums);
     if (threadIdx.x == 0) {
@@ -286,7 +312,7 @@ __device__ __forceinline__ void bwd_vector_store_sums_of_parts(const Pair (&dwei
     for (int i = 0; i <= kWidth; ++i) {
         float sum = 0.0f;
         for (uint32_t row = threadIdx.y; row < blockDim.y; row += channels) sum += sums_of_rows[i * blockDim.y + row];
-        sums[i] = sum;
+        sums[i] = sum * scale;
     }
     bwd_vector_leave_sums<kWidth>(p, row_of_sums, d, sums);
 }

@@ -27,6 +27,7 @@ struct BwdVectorPlan {
     int32_t most_before, before_step;  // from sequence to sequence, there are so many more (or so many less than a vector has)
     bool may_store_vectors;            // dx has its vectors on 16-byte boundaries,
     bool x_is_aligned, dout_is_aligned;  // and so have these
+    bool loads_vectors;                  // tokens are neighbours in both, and aligned; in the form `across`, in dout
     bool has_states;
     bool makes_taps;  // each block makes those of its tokens
     int32_t piece;    // bytes of a copy of x to LDS, in the form `across`
@@ -81,10 +82,10 @@ enum class BwdForm {
 constexpr int bwd_vector_blocks(int width, BwdForm form, int element_bytes) {
     const bool plain = form == BwdForm::plain;
     if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 6) : (plain ? 6 : 4);
-    if (plain) return width <= 3 ? 8 : width <= 5 ? 7 : width <= 6 && element_bytes == 2 ? 6 : 5;
+    if (plain) return width <= 3 ? 8 : width <= 5 ? 7 : element_bytes == 2 ? (width <= 6 ? 6 : 5) : width <= 7 ? 5 : 4;
     if (form == BwdForm::aligned) return width <= 3 ? 6 : width <= (element_bytes == 4 ? 5 : 7) ? 5 : 4;
     const int narrow = form == BwdForm::any ? 5 : element_bytes == 4 ? 4 : form == BwdForm::across ? 2 : 3;
-    return width <= narrow ? 5 : width <= 7 ? 4 : 3;
+    return width <= narrow ? 5 : width <= 7 || form == BwdForm::across ? 4 : 3;
 }
 
 void launch_bwd_plain(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);

@@ -94,11 +94,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kBwdWholeBlocks)
     fetch();
 
     float weight[kWidth], bias;
-    bwd_vector_parameters(p.in, walk.d, weight, bias);
-    const float scale = p.in.use_silu ? kBwdWholeScale<T> : 1.0f;
-    bias *= scale;
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) weight[i] *= scale;
+    bwd_vector_parameters<T>(p.in, walk.d, weight, bias);
     float carried[kPast];
 #pragma unroll
     for (int k = 0; k < kPast; ++k) carried[k] = 0.0f;
@@ -111,7 +107,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kBwdWholeBlocks)
             float sum = bias;
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) sum += weight[i] * window[kOldest + k + i];
-            carried[k] = p.in.use_silu ? gradients[k] * low(bwd_whole_silu_derivative<T>(twice(sum))) : gradients[k];
+            carried[k] = p.in.use_silu ? gradients[k] * low(bwd_silu_derivative<T>(twice(sum))) : gradients[k];
         }
     }
 
@@ -178,7 +174,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kBwdWholeBlocks)
     const CausalConv1dBwdParams& again = first_parameter_again(p);
     const Piece same = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
     const uint32_t d = same.row * blockDim.y + threadIdx.y;
-    bwd_vector_store_sums(dweight, dbias, again, same.number, d, d < static_cast<uint32_t>(again.in.dim), scale);
+    bwd_vector_store_sums(dweight, dbias, again, same.number, d, d < static_cast<uint32_t>(again.in.dim),
+                          bwd_scale<T>(again.in));
 }
 
 void launch_bwd_whole(const CausalConv1dBwdParams& p, const BwdWholePlan& plan, dim3 grid, dim3 block, hipStream_t stream) {

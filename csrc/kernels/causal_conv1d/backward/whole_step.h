@@ -1,9 +1,5 @@
 // This file has the arithmetic of a step of the backward kernel of whole rows (whole.cu). Pairs hold tokens half a vector
 // apart.
-//
-// With SiLU, 16-bit types keep weights and bias times -log2(e), and gradients times the inverse of that: the exponent that SiLU
-// needs is then the sum itself, dx is what it would be without, and dweight and dbias are put right once, at the end. Such sums
-// overflow where those of f32 do not yet; f32, for which bytes count more than instructions, keeps everything as it is.
 #pragma once
 
 #include "vector_step.h"
@@ -42,20 +38,6 @@ HIPCONV_INLINE void bwd_whole_accumulate(Pair a, Pair& sum) {
         sum = make_pair(low(sum) + low(a) + high(a), 0.0f);
 }
 
-template <typename T>
-constexpr float kBwdWholeScale = sizeof(T) == 2 ? -kLog2e : 1.0f;
-
-// The derivative of SiLU, sigma * (1 + v * (1 - sigma)), over the scale, where `scaled` is v times the scale.
-template <typename T>
-HIPCONV_INLINE Pair bwd_whole_silu_derivative(Pair scaled) {
-    if constexpr (sizeof(T) == 4) return silu_derivative(scaled);
-    constexpr float kLn2 = 0.693147180559945309f;
-    const Pair denominator = add(twice(1.0f), make_pair(approx_exp2(low(scaled)), approx_exp2(high(scaled))));
-    const Pair sigma = make_pair(approx_rcp(low(denominator)), approx_rcp(high(denominator)));
-    const Pair rest = multiply_add(sigma, twice(-kLn2 * kLn2), twice(kLn2 * kLn2));
-    return multiply(sigma, multiply_add(scaled, rest, twice(-kLn2)));
-}
-
 // Turns dout into the gradients of the sums, in place. `window` begins with `oldest`, the input that the first token's first
 // tap sees.
 template <typename T, int kTokens, int kWidth, int kOldest, int kWindow, int kCount, typename Taps>
@@ -70,7 +52,7 @@ HIPCONV_INLINE void bwd_whole_gradients(const Taps& taps, const float (&window)[
             const Pair inputs = make_pair(window[from], window[from + kTokens / 2]);
             sum = multiply_add_where(taps.sees(j, i), taps.sees(j + kTokens / 2, i), twice(weight[i]), inputs, sum);
         }
-        const Pair g = multiply(make_pair(gradients[j], gradients[j + kTokens / 2]), bwd_whole_silu_derivative<T>(sum));
+        const Pair g = multiply(make_pair(gradients[j], gradients[j + kTokens / 2]), bwd_silu_derivative<T>(sum));
         gradients[j] = low(g);
         gradients[j + kTokens / 2] = high(g);
     }
