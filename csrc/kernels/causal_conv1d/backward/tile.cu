@@ -20,13 +20,20 @@ bool bwd_vectors_are_aligned(const CausalConv1dBwdParams& p, int channels) {
     return aligned(p.in.x) && aligned(p.dout) && aligned(p.dx);
 }
 
-// Tells whether lanes have two channels, in a call of rows of so many tokens. Short rows, of which few tokens see all their
-// taps, wait less for copies to LDS; at width 4, halves take the registers of a block.
+// Tells whether lanes have two channels, in a call of rows of so many tokens. Of short rows few tokens see all their taps:
+// there thin lanes are faster where they look at taps alone; with short filters in 16-bit types, where few channels leave a
+// wave several runs, which meet the ends of rows at different times. At width 4, halves take the registers of a block.
 bool bwd_is_thin(const CausalConv1dBwdParams& p, int seqlen) {
-    constexpr int kShortRow = 32;
-    if (!kBwdStages || (p.in.width > 1 && seqlen > 1 && seqlen < kShortRow)) return false;
-    if (element_bytes(p.in.dtype) == 4) return true;
-    return !bwd_vectors_are_aligned(p, 4) && (p.in.width != 4 || bwd_vectors_are_aligned(p, 2));
+    constexpr int kShortRow = 32, kShortFilter = 4, kFewChannels = 256;
+    if (!kBwdStages) return false;
+    const int size = element_bytes(p.in.dtype), width = p.in.width;
+    const bool has_pairs = size == 4 || bwd_vectors_are_aligned(p, 2);
+    if (width > 1 && seqlen > 1 && seqlen < kShortRow) {
+        if (bwd_has_states(p) || !bwd_tile_sees_blocks(width, size, !has_pairs)) return false;
+        if (size == 2 && width <= kShortFilter && p.in.dim > kFewChannels) return false;
+    }
+    if (size == 4) return true;
+    return !bwd_vectors_are_aligned(p, 4) && (width != 4 || has_pairs);
 }
 
 constexpr int kMostPeriod = 512;          // tokens of a sequence, among others in one row

@@ -492,9 +492,7 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
     // slots are more than the caches of instructions hold. After whole turns, tokens are in the slots where the steady path
     // looks for them.
     constexpr bool kRingsMove = kStaged && kWidth >= 6;
-    // Thin lanes look at taps alone in blocks that see no state, where there are registers for it. (At width 4 it was slower.)
-    constexpr bool kSeesBlocks =
-        kThin && kWidth >= (kHalves ? 2 : 3) && kWidth != 4 && (kWidth < 8 || (!kHalves && sizeof(T) == 2));
+    constexpr bool kSeesBlocks = kThin && bwd_tile_sees_blocks(kWidth, static_cast<int>(sizeof(T)), kHalves);
     bool had_all = kHasEnds;           // whether all taps of the block before count, or dx of none of its tokens is the run's
     const int end = plan.run + kPast;  // lanes wait for each other
     for (int t = 0; t < end; t += kBlock) {

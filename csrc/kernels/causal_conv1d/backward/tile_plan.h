@@ -42,6 +42,12 @@ HIPCONV_INLINE constexpr int bwd_tile_thin_blocks(int width, int element_bytes, 
     return halves && element_bytes == 2 && (width <= 4 || width == 6) ? blocks - 1 : blocks;
 }
 
+// Tells whether thin lanes look at taps alone in blocks that see no state, where there are registers for it. (At width 4 it was
+// slower.)
+HIPCONV_INLINE constexpr bool bwd_tile_sees_blocks(int width, int element_bytes, bool halves) {
+    return width >= (halves ? 2 : 3) && width != 4 && (width < 8 || element_bytes == 2);
+}
+
 // A block is blockDim.x lanes by blockDim.y rows; a row is one run of tokens. Where a sequence has fewer runs than the block
 // has rows, the block takes several sequences. Short sequences that follow each other in memory are one row, in which the bytes
 // of the taps end them.
