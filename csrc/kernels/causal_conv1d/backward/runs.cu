@@ -150,11 +150,13 @@ BwdRunsPlan bwd_runs_plan_of(const CausalConv1dBwdParams& p, int run, int lines)
     return plan;
 }
 
-// Takes the length of run that costs a large card least: a tile has a start and an end, which take as long as some tokens, and
-// few blocks leave much of a compute unit's time unused. (The card is one and the same everywhere, so that the order of sums
-// is.)
+// Takes the length of run that costs a large card least: a tile has a start and an end, which take as long as some tokens, a
+// last round of fewer tiles takes as long as another, and few blocks leave much of a compute unit's time unused. (The card is
+// one and the same everywhere, so that the order of sums is.)
 BwdRunsPlan bwd_runs_plan(const CausalConv1dBwdParams& p) {
-    constexpr double kComputeUnits = 132, kLeastBlocks = 4, kOfStartAndEnd = 6, kOfHalo = 0.7;
+    constexpr int64_t kComputeUnits = 132;
+    constexpr double kLeastBlocks = 4, kOfStartAndEnd = 6, kOfHalo = 0.7;
+    const int64_t at_once = bwd_runs_blocks(p.in.width);
     BwdRunsPlan best{};
     double least = 0;
     for (int run = kBwdRunsChunk; run <= kBwdRunsLongest; run += kBwdRunsChunk) {
@@ -166,8 +168,10 @@ BwdRunsPlan bwd_runs_plan(const CausalConv1dBwdParams& p) {
             plan = bwd_runs_plan_of(p, run, lines);
         }
         if (plan.lds_bytes > kBwdRunsLds || plan.tiles == 0 || !bwd_runs_is_near(p, plan)) continue;
-        const double of_unit = plan.tiles / kComputeUnits, halo = p.in.seqlen > run ? kOfHalo * (p.in.width - 1) : 0;
-        const double cost = (of_unit > kLeastBlocks ? of_unit : kLeastBlocks) * (run + halo + kOfStartAndEnd);
+        const int64_t of_unit = ceil_of(plan.tiles, kComputeUnits);
+        const double busy = static_cast<double>(of_unit > at_once ? round_up(of_unit, at_once) : of_unit);
+        const double halo = p.in.seqlen > run ? kOfHalo * (p.in.width - 1) : 0;
+        const double cost = (busy > kLeastBlocks ? busy : kLeastBlocks) * (run + halo + kOfStartAndEnd);
         if (best.rows > 0 && cost >= least) continue;
         best = plan;
         least = cost;

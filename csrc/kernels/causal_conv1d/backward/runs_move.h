@@ -73,36 +73,46 @@ __device__ __forceinline__ void bwd_runs_move_units(const BwdRunsPlan& plan, con
                                                     const BwdRunsTile& tile, BwdRunsRange range, int channels, int size,
                                                     char* lds) {
     const BwdRunsStretches all = bwd_runs_stretches(how, tile, range, channels, size);
-    const int first = all.begin >> 4, count = ((all.end + 2 * kBwdRunsUnit - 2) >> 4) - first;
-    const bool whole_rows = (plan.flags & kRunsWholeRows) != 0;
-    const int turns = whole_rows ? 1 : all.count, size_of_turn = whole_rows ? all.count * count : count;
     const SmallDivisor by_run = in_lds.units_of_run, by_stretch = how.units_of_stretch, by_channels = plan.of_channels;
     const int units_of_run = static_cast<int>(by_run.value), gap = in_lds.gap, step = in_lds.stretch_step;
     const int first_shared = in_lds.head > 0 ? 0 : 1;
     char* const place_of_first = lds + in_lds.begin + in_lds.head;
+    // Moves a whole unit of a stretch, which lies so many bytes on in LDS, and in memory, there in a unit's middle.
+    const auto move = [&](int in_all, int of_stretch, int early, int unit) {
+        const int run = divide(unit + units_of_run, by_run) - 1, offset = unit * kBwdRunsUnit;
+        const bool is_shared = early > 0 && unit == run * units_of_run && run >= first_shared;
+        char* const in_memory = memory.base + (of_stretch - early + offset);
+        char* const place = place_of_first + (in_all + offset + run * gap);
+        if constexpr (kBack) {
+            if (!is_shared) *reinterpret_cast<Words4*>(in_memory) = *reinterpret_cast<const Words4*>(place);
+        } else if constexpr (kCopiesPastRegisters) {
+            copy_later(reinterpret_cast<Words4*>(place), in_memory, /*zeros=*/false);
+            if (is_shared) copy_later(reinterpret_cast<Words4*>(place - gap), in_memory, /*zeros=*/false);
+        } else {
+            const Words4 words = *reinterpret_cast<const Words4*>(in_memory);
+            *reinterpret_cast<Words4*>(place) = words;
+            if (is_shared) *reinterpret_cast<Words4*>(place - gap) = words;
+        }
+    };
+    if (!(plan.flags & kRunsWholeRows)) {  // stretches are few and long
 #pragma unroll 1
-    for (int turn = 0; turn < turns; ++turn) {
-#pragma unroll 1
-        for (int i = static_cast<int>(threadIdx.x); i < size_of_turn; i += kBwdRunsThreads) {
-            const int stretch = whole_rows ? divide(i, by_stretch) : turn;
-            const int unit = i + first - (whole_rows ? stretch * count : 0), offset = unit * kBwdRunsUnit;
+        for (int stretch = 0; stretch < all.count; ++stretch) {
             const int of_stretch = bwd_runs_offset(memory, how, by_channels, stretch), early = memory.early(of_stretch);
-            if (!bwd_runs_is_whole(all, early, offset)) continue;
-            const int run = divide(unit + units_of_run, by_run) - 1;
-            const bool is_shared = early > 0 && unit == run * units_of_run && run >= first_shared;
-            char* const in_memory = memory.base + (of_stretch - early + offset);
-            char* const place = place_of_first + (stretch * step + offset + run * gap);
-            if constexpr (kBack) {
-                if (!is_shared) *reinterpret_cast<Words4*>(in_memory) = *reinterpret_cast<const Words4*>(place);
-            } else if constexpr (kCopiesPastRegisters) {
-                copy_later(reinterpret_cast<Words4*>(place), in_memory, /*zeros=*/false);
-                if (is_shared) copy_later(reinterpret_cast<Words4*>(place - gap), in_memory, /*zeros=*/false);
-            } else {
-                const Words4 words = *reinterpret_cast<const Words4*>(in_memory);
-                *reinterpret_cast<Words4*>(place) = words;
-                if (is_shared) *reinterpret_cast<Words4*>(place - gap) = words;
+            const int past = (early + all.end) >> 4;
+#pragma unroll 1
+            for (int unit = (early + all.begin + kBwdRunsUnit - 1) >> 4; unit < past; unit += kBwdRunsThreads) {
+                const int own = unit + static_cast<int>(threadIdx.x);
+                if (own < past) move(stretch * step, of_stretch, early, own);
             }
         }
+        return;
+    }
+    const int first = all.begin >> 4, count = ((all.end + 2 * kBwdRunsUnit - 2) >> 4) - first;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < all.count * count; i += kBwdRunsThreads) {
+        const int stretch = divide(i, by_stretch), unit = i + first - stretch * count;
+        const int of_stretch = bwd_runs_offset(memory, how, by_channels, stretch), early = memory.early(of_stretch);
+        if (bwd_runs_is_whole(all, early, unit * kBwdRunsUnit)) move(stretch * step, of_stretch, early, unit);
     }
 }
 

@@ -9,11 +9,11 @@ namespace hipconv {
 
 constexpr int kBwdRunsMaxWidth = 8;
 constexpr int kBwdRunsMostChannels = 16;
-constexpr int kBwdRunsThreads = 128;    // of a block
-constexpr int kBwdRunsLds = 20 * 1024;  // bytes of a block, at most
-constexpr int kBwdRunsUnit = 16;        // bytes that a lane moves at a time
-constexpr int kBwdRunsChunk = 8;        // tokens that a thread does at a time: a run has whole chunks
-constexpr int kBwdRunsLongest = 64;     // tokens of a run
+constexpr int kBwdRunsThreads = 128;                                  // of a block
+constexpr int kBwdRunsLds = (kCopiesPastRegisters ? 40 : 20) * 1024;  // bytes of a block, at most
+constexpr int kBwdRunsUnit = 16;                                      // bytes that a lane moves at a time
+constexpr int kBwdRunsChunk = 8;     // tokens that a thread does at a time: a run has whole chunks
+constexpr int kBwdRunsLongest = 64;  // tokens of a run
 
 // Blocks of a compute unit, by the registers that a width needs, or by AMD's LDS.
 constexpr int bwd_runs_blocks(int width) { return !kHasPredicates ? 3 : width <= 4 ? 5 : 4; }
