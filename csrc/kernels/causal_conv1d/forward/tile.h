@@ -234,6 +234,7 @@ bool causal_conv1d_tile_single(const CausalConv1dFwdParams& p, hipStream_t strea
 
 // tile_lds.cu
 bool causal_conv1d_tile_lds_fits(const CausalConv1dFwdParams& p);
+bool causal_conv1d_tile_lds_fills_threads(const CausalConv1dFwdParams& p);  // if it fits
 bool causal_conv1d_tile_lds(const CausalConv1dFwdParams& p, hipStream_t stream);
 
 }  // namespace hipconv

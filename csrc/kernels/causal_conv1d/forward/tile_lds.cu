@@ -147,8 +147,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(kWidth)
     }
     char* first_to =
         out.lds + first_sequence * again().plan.out.lds_batch_step + begin * out_step + c * again().plan.out.lds_channel_step;
-    const uint8_t* first_found =
-        reinterpret_cast<const uint8_t*>(taps) + first_sequence * again().plan.tap_groups * kTapGroup + begin;
+    int first_found = first_sequence * again().plan.tap_groups * kTapGroup + begin;
     const bool looks = has_ids && __ballot(differs[number < again().plan.runs ? number : 0]) != 0;
     for (int s = first_sequence, round = 0; round < again().plan.rounds; ++round, s += again().plan.at_once) {
         const int count = s < sequences ? run_tokens : 0;
@@ -170,7 +169,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(kWidth)
             constexpr bool kActivates = decltype(activates)::value;
             const char* from = first_from;
             char* to = first_to;
-            const uint8_t* found = first_found;
+            const uint32_t* found = taps + first_found / 4;
+            const int found_bits = first_found % 4 * 8;
             // The output of the token in this slot of the ring.
             const auto output = [&](int slot, int token_taps) {
                 float sum = bias;
@@ -180,8 +180,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(kWidth)
                     sum = low(multiply_add(twice(weight[i]), twice(ring[(slot + kRing - kPast + i) % kRing]),
                                            twice(sum)));  // as the others
                 }
-                if (kLooks ? use_silu : kActivates) sum = silu(sum);
-                return kLooks && token_taps >> kPaddingBit ? 0.0f : sum;
+                return (kLooks ? use_silu : kActivates) ? silu(sum) : sum;
             };
             // The inputs of `most` tokens, and their outputs. From memory, the next ones are under way meanwhile.
             T ahead[kBatch];
@@ -198,20 +197,29 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(kWidth)
             const auto make_some = [&](int begin, int end, int most, int next) {
                 if (!kDirect) fetch(begin, end, most);
                 float inputs[kBatch], outputs[kBatch];
-                int seen[kBatch];
+                uint32_t seen[kTapGroup / 4];  // a byte a token, from words, in which a run begins anywhere
+#pragma unroll
+                for (int w = 0; w < kTapGroup / 4; ++w)
+                    seen[w] = kLooks ? static_cast<uint32_t>((uint64_t{found[w + 1]} << 32 | found[w]) >> found_bits) : 0;
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
                     if (j < begin || j >= end) continue;
                     inputs[j] = to_float(ahead[j]);
-                    seen[j] = kLooks && j < most ? found[j] : 0;
                 }
                 if (kDirect) fetch(begin, end, next);
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
                     if (j < begin || j >= end) continue;
                     ring[(kPast + j) % kRing] = inputs[j];
-                    outputs[j] = output((kPast + j) % kRing, seen[j]);
+                    outputs[j] = output((kPast + j) % kRing, static_cast<int>(seen[j / 4] >> j % 4 * 8));
                     if (kLooks) keep_order();  // or the masks of all tokens take scalar registers at once
+                }
+                if (kLooks && ((seen[0] | seen[1]) & 0x01010101u << kPaddingBit) != 0) {
+#pragma unroll
+                    for (int j = 0; j < kBatch; ++j) {
+                        if (j < begin || j >= end) continue;
+                        if (seen[j / 4] >> (j % 4 * 8 + kPaddingBit) & 1) outputs[j] = 0.0f;
+                    }
                 }
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
@@ -222,14 +230,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(kWidth)
             };
             const auto make = [&](int most, int next) {
                 make_some(0, kBatch, most, next);
-                found += kBatch;
+                found += kBatch / 4;
             };
             // The same of a run's end: tokens that are not there are not made.
             const auto make_last = [&](int most, int next) {
                 make_some(0, 1, most, next);
                 if (most > 1) make_some(1, 4, most, next);
                 if (most > 4) make_some(4, kBatch, most, next);
-                found += kBatch;
+                found += kBatch / 4;
             };
             int left_over = count;
             constexpr int kSteady = kDirect ? 2 * kBatch : kBatch;
@@ -381,6 +389,7 @@ LdsTensor lds_tensor(const CausalConv1dFwdParams& p, const Sequences& s, const L
     const int piece = joined ? (plan.sequences - 1) * how.lds_batch_step + of_lines : is_tight ? of_lines : bytes;
     const int vectors = ((alike && !is_tight ? begins.at : 16 - size) + piece + 15) / 16;
     how.lanes = vectors < threads ? vectors : threads;
+    how.repeats = vectors > threads;
     how.at_once = threads / how.lanes;
     how.of_lanes = reciprocal_of(how.lanes);
     how.of_inner = reciprocal_of(how.inner);
@@ -393,6 +402,9 @@ LdsTensor lds_tensor(const CausalConv1dFwdParams& p, const Sequences& s, const L
     how.lds_step = sequences_on * how.lds_batch_step + lines_on * lds_line_step;
     how.wrap = how.batch_step - int64_t{how.lines} * line_step;
     how.lds_wrap = how.lds_batch_step - how.lines * lds_line_step;
+    const int64_t line_span = int64_t{how.lines - 1} * line_step, batch_span = (plan.sequences - 1) * how.batch_step;
+    how.reach_back = 15 - (line_span < 0 ? line_span : 0) - (batch_span < 0 ? batch_span : 0);
+    how.reach_on = (line_span > 0 ? line_span : 0) + (batch_span > 0 ? batch_span : 0) + bytes + 15;
     const int64_t row = how.along_tokens ? p.seqlen : p.dim;
     how.has_edges = !(begins.on_boundaries() && row * size % 16 == 0);
     how.by_elements = !dense;
@@ -530,21 +542,42 @@ LdsPlan new_plan(const CausalConv1dFwdParams& p) {
         return span(p.batch, p.x.batch_stride, forward) + span(p.dim, p.x.dim_stride, forward) +
                span(p.seqlen, p.x.seqlen_stride, forward);
     };
-    const uint64_t data = reinterpret_cast<uint64_t>(p.x.data);
-    plan.x_begin = data + static_cast<uint64_t>(spans(false));
-    plan.x_end = data + static_cast<uint64_t>(spans(true) + size);
+    plan.x_begin = static_cast<uint64_t>(spans(false));
+    plan.x_end = static_cast<uint64_t>(spans(true) + size);
     return plan;
 }
 
-// A call needs its plan when a kernel is chosen for it, and again when that is launched.
-const LdsPlan& plan_of(const CausalConv1dFwdParams& p) {
-    static thread_local CausalConv1dFwdParams last{};
-    static thread_local LdsPlan plan{};
-    if (std::memcmp(&last, &p, sizeof(p)) != 0) {
-        plan = new_plan(p);
-        last = p;
+// All that a plan depends on.
+struct PlanKey {
+    int32_t batch, dim, seqlen, width, dtype, beginnings;  // the last: of x and out, in their 16 bytes
+    int64_t x[3], out[3];                                  // strides
+
+    explicit PlanKey(const CausalConv1dFwdParams& p)
+        : batch(p.batch), dim(p.dim), seqlen(p.seqlen), width(p.width), dtype(static_cast<int32_t>(p.dtype)),
+          beginnings(static_cast<int32_t>(reinterpret_cast<uintptr_t>(p.x.data) % 16 * 16 +
+                                          reinterpret_cast<uintptr_t>(p.out.data) % 16)),
+          x{p.x.batch_stride, p.x.dim_stride, p.x.seqlen_stride},
+          out{p.out.batch_stride, p.out.dim_stride, p.out.seqlen_stride} {}
+    size_t place() const {
+        uint64_t words[sizeof(PlanKey) / 8], mixed = 0;
+        std::memcpy(words, this, sizeof(words));
+        for (const uint64_t word : words) mixed = (mixed ^ word) * 0x9e3779b97f4a7c15u;
+        return mixed >> 60;
     }
-    return plan;
+};
+static_assert(std::has_unique_object_representations_v<PlanKey>, "keys are compared byte by byte");
+
+// A call needs its plan when a kernel is chosen for it, and again when that is launched, and so do the calls of other layers.
+const LdsPlan& plan_of(const CausalConv1dFwdParams& p) {
+    struct Entry {
+        PlanKey key{CausalConv1dFwdParams{}};
+        LdsPlan plan{};
+    };
+    static thread_local Entry entries[16];
+    const PlanKey key(p);
+    Entry& entry = entries[key.place()];
+    if (std::memcmp(&entry.key, &key, sizeof(key)) != 0) entry = {key, new_plan(p)};
+    return entry.plan;
 }
 
 }  // namespace
@@ -554,6 +587,11 @@ bool causal_conv1d_tile_lds_fits(const CausalConv1dFwdParams& p) {
     return plan.all_blocks > 0 && plan.groups <= kGridLimit;
 }
 
+bool causal_conv1d_tile_lds_fills_threads(const CausalConv1dFwdParams& p) {
+    const LdsPlan& plan = plan_of(p);
+    return int64_t{10} * p.dim * plan.runs >= int64_t{9} * plan.groups * lds_threads(element_bytes(p.dtype));
+}
+
 bool causal_conv1d_tile_lds(const CausalConv1dFwdParams& p, hipStream_t stream) {
     const LdsPlan& plan = plan_of(p);
     LdsCall call{};
@@ -561,6 +599,9 @@ bool causal_conv1d_tile_lds(const CausalConv1dFwdParams& p, hipStream_t stream) 
     const bool writes_states = threads_write_final_states(p);
     if (!writes_states) call.final_states = {};
     call.plan = plan;
+    const uint64_t x = reinterpret_cast<uint64_t>(p.x.data);
+    call.plan.x_begin += x;
+    call.plan.x_end += x;
     // Where only out is along tokens, waves read x past LDS: that is faster in 32 bits.
     const bool direct = element_bytes(p.dtype) == 4 && plan.out.along_tokens && !plan.x.along_tokens && p.x.dim_stride == 1 &&
                         plan.channels >= 32;
@@ -568,7 +609,7 @@ bool causal_conv1d_tile_lds(const CausalConv1dFwdParams& p, hipStream_t stream) 
     const int size = element_bytes(p.dtype);
     call.plan.results_at = direct ? 0 : vectors(lds_bytes(plan, plan.x, size));
     call.plan.differs_at = call.plan.results_at + vectors(lds_bytes(plan, plan.out, size));
-    const int for_ids = p.seq_idx.data ? lds_threads(size) + plan.tap_groups * kTapGroup * plan.sequences : 0;
+    const int for_ids = p.seq_idx.data ? lds_threads(size) + plan.tap_groups * kTapGroup * plan.sequences + 16 : 0;
     const int shared = launch_shared_bytes(call.plan.differs_at * 16 + for_ids);
     call.plan.states_on = plan.at_once * p.initial_states.batch_stride;
     with_even_width<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {

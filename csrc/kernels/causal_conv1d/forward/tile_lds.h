@@ -19,7 +19,7 @@ constexpr int kRunBytes = lds_threads(2) * 2 * longest_lds_run(2);  // of a tile
 constexpr int kInBytes = kRunBytes * 5 / 4 / 16 * 16;               // with the tokens before, and with gaps
 constexpr int kOutBytes = kHasPredicates ? kInBytes : kRunBytes * 9 / 8 / 16 * 16;
 constexpr int kMostTokens = kHasPredicates ? 3200 : 1664;  // of a tile, each sequence's rounded up
-constexpr int kMostLds = kInBytes + kOutBytes + kMostTokens + 256;
+constexpr int kMostLds = kInBytes + kOutBytes + kMostTokens + 272;
 template <typename T>
 constexpr int kTileThreadsOf = lds_threads(sizeof(T));
 static_assert(lds_threads(4) * 4 * longest_lds_run(4) <= kInBytes, "a tile of floats has room");
@@ -39,11 +39,12 @@ struct LdsTensor {
     int32_t inner, lines;    // elements of a line; lines of a sequence in a tile
     int32_t lanes, at_once;  // for a piece; pieces at a time
     uint32_t of_inner, of_lines, of_lanes;
-    // From a piece to the one that is `at_once` further on; where pieces are lines of several sequences, by so many lines, and
-    // what is added where these pass the last one of a sequence.
-    bool wraps;
+    // A thread may have some vectors of a piece. From a piece to the one that is `at_once` further on; where pieces are lines
+    // of several sequences, by so many lines, and what is added where these pass the last one of a sequence.
+    bool repeats, wraps;
     int32_t lines_on, lds_step, lds_wrap;
     int64_t step, wrap;
+    int64_t reach_back, reach_on;  // from a tile's first element to the ends of its vectors
 
     HIPCONV_INLINE int line_step() const { return along_tokens ? channel_step : token_step; }
     HIPCONV_INLINE int lds_line_step() const { return along_tokens ? lds_channel_step : lds_token_step; }
@@ -64,7 +65,7 @@ struct LdsPlan {
     LdsTensor x, out;
     int32_t results_at, differs_at;  // in LDS, in vectors
     int64_t states_on;               // from the initial state of a sequence to that of the next round's, in elements
-    uint64_t x_begin, x_end;         // addresses between which elements of x lie
+    uint64_t x_begin, x_end;         // between which elements of x lie: addresses; of a plan that is kept, counted from x
 };
 
 // A launch has one parameter, so that all of it can be read when it is needed (first_parameter_again).
@@ -114,23 +115,30 @@ struct LdsPart {
         return vector_of(memory + int64_t{line} * how.line_step() + s * how.batch_step,
                          lds + line * how.lds_line_step() + s * how.lds_batch_step, 0, bytes);
     }
-    // Calls f(vector) for the vectors of this thread, or only for those that lie in a piece as a whole.
+    // Calls f(vector) for the vectors of this thread, or only for those that lie in a piece as a whole. Mostly a piece has no
+    // more of them than a block has threads: then a thread has one of it at most, and its walk has few instructions.
     template <bool kOnlyWhole, typename F>
     HIPCONV_INLINE void for_vectors(F f) const {
         const int thread = static_cast<int>(threadIdx.x), row = quotient(thread, how.of_lanes), lane = thread - row * how.lanes;
-        const int end = pieces(), bytes = piece_bytes(), step = how.lanes * 16;
+        const int end = pieces(), bytes = piece_bytes(), step = how.lanes * 16, begin = lane * 16;
         const int at_end = kOnlyWhole ? bytes - 15 : bytes;
         if (row >= how.at_once || row >= end || at_end <= 0) return;
         const LdsVector first = first_vector(row, 0);
-        char *from = first.memory + first.begin, *place = first.lds + first.begin;
-        const auto walk = [&](auto wraps) {
-            constexpr bool kWraps = decltype(wraps)::value;
+        const auto walk = [&](auto wraps, auto repeats) {
+            constexpr bool kWraps = decltype(wraps)::value, kRepeats = decltype(repeats)::value;
+            const int ahead = kRepeats ? 0 : begin;
+            char *from = first.memory + first.begin + ahead, *place = first.lds + first.begin + ahead;
             int line = kWraps ? line_of(row) : 0;
             for (int number = row; number < end; number += how.at_once) {
-                int at = lane * 16 - static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
-                if (kOnlyWhole && at < 0) at += step;
+                int at = begin - static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
+                const auto move = [&] { f(LdsVector{from + (at - ahead), place + (at - ahead), -at, bytes - at}); };
                 if (!kWraps || line < lines) {
-                    for (; at < at_end; at += step) f(LdsVector{from + at, place + at, -at, bytes - at});
+                    if constexpr (kRepeats) {
+                        if (kOnlyWhole && at < 0) at += step;
+                        for (; at < at_end; at += step) move();
+                    } else if (at < at_end && (!kOnlyWhole || at >= 0)) {
+                        move();
+                    }
                 }
                 from += how.step;
                 place += how.lds_step;
@@ -142,10 +150,12 @@ struct LdsPart {
                 place += how.lds_wrap;
             }
         };
-        if (how.wraps)
-            walk(std::true_type{});
+        if (how.repeats)
+            walk(std::true_type{}, std::true_type{});
+        else if (how.wraps)
+            walk(std::true_type{}, std::false_type{});
         else
-            walk(std::false_type{});
+            walk(std::false_type{}, std::false_type{});
     }
     // Calls f(vector) for the first and last vectors of pieces that hold something else, too. A thread has whole pieces.
     template <int kThreads, typename F>
@@ -159,14 +169,10 @@ struct LdsPart {
             if (last > 0 && last < v.end) f(LdsVector{v.memory + last, v.lds + last, -last, v.end - last});
         }
     }
-    // Tells whether all vectors lie between two addresses.
+    // Tells whether all vectors lie between two addresses, were the tile a whole one.
     HIPCONV_INLINE bool lies_between(uint64_t begin, uint64_t end) const {
-        const int64_t line_span = static_cast<int64_t>(lines - 1) * how.line_step(),
-                      batch_span = (sequences - 1) * how.batch_step;
         const uint64_t own = reinterpret_cast<uint64_t>(memory);
-        const uint64_t least = own + (line_span < 0 ? line_span : 0) + (batch_span < 0 ? batch_span : 0);
-        const uint64_t most = own + (line_span > 0 ? line_span : 0) + (batch_span > 0 ? batch_span : 0) + inner * size;
-        return (least & ~uint64_t{15}) >= begin && most + 15 <= end;
+        return own - how.reach_back >= begin && own + how.reach_on <= end;
     }
     // Calls f(memory, lds) for the elements of this thread.
     template <typename T, int kThreads, typename F>
