@@ -127,10 +127,16 @@ def test_rows_of_which_a_thread_makes_some(device: torch.device, form: str) -> N
         assert torch.equal(all_initial.unflatten(0, (repeats, some)), expected_final.half().expand(repeats, -1, -1, -1))
 
 
-@pytest.mark.parametrize(("width", "dtype"), [(3, torch.float16), (4, torch.bfloat16)], ids=str)
-def test_many_tokens_in_words(device: torch.device, width: int, dtype: torch.dtype) -> None:
-    """Words are aligned there, and no larger vectors; so many that a card is full; NaNs and canaries are between tokens."""
-    some, repeats, dim, seqlen = 5, 192, 66, 67
+@pytest.mark.parametrize(
+    ("width", "dtype", "dim", "begin"),
+    [(3, torch.float16, 66, 2), (4, torch.bfloat16, 66, 2), (5, torch.bfloat16, 128, 1)],
+    ids=str,
+)
+def test_many_tokens_in_words_or_anywhere(device: torch.device, width: int, dtype: torch.dtype, dim: int, begin: int) -> None:
+    """Words are aligned there, or nothing; so many that a card is full; NaNs and canaries are between tokens."""
+    some, seqlen = 5, 67
+    repeats = 192 if begin == 2 else 800 if device.type == "cuda" else 2
+    own = slice(begin, begin + dim)
     generator = torch.Generator().manual_seed(width)
 
     def integers(*shape: int) -> Tensor:
@@ -140,11 +146,11 @@ def test_many_tokens_in_words(device: torch.device, width: int, dtype: torch.dty
     weight[2, 1] = rows[3, 5, 7] = torch.inf
     x = torch.full((repeats * some, seqlen, dim + 4), torch.nan, dtype=dtype, device=device)
     out = torch.full_like(x, 42.0)
-    x[..., 2:-2] = rows.mT.repeat(repeats, 1, 1)
-    torch.ops.hipconv.causal_conv1d_fwd(out[..., 2:-2].mT, x[..., 2:-2].mT, weight, bias, False)
+    x[..., own] = rows.mT.repeat(repeats, 1, 1)
+    torch.ops.hipconv.causal_conv1d_fwd(out[..., own].mT, x[..., own].mT, weight, bias, False)
     expected = reference_training.causal_conv1d(rows, weight, bias, None, None, False)[0].to(dtype)
     wanted = torch.full_like(out[:some], 42.0)
-    wanted[..., 2:-2] = expected.mT
+    wanted[..., own] = expected.mT
     assert torch.equal(out.nan_to_num(7.0).unflatten(0, (repeats, some)), wanted.nan_to_num(7.0).expand(repeats, -1, -1, -1))
 
 
