@@ -156,6 +156,36 @@ def test_channels_at_any_alignment(device: torch.device, width: int) -> None:
                 assert torch.equal(out, other) and same_values(pool, other_pool), (dim, dtype, state_layout, tile)
 
 
+@pytest.mark.parametrize("width", range(2, 9))
+def test_rows_of_any_number_of_lanes(device: torch.device, width: int) -> None:
+    """Few channels, whose rows of lanes lie across waves, and runs of 4 to 64 tokens: new tensors, in place, and split."""
+    words = "words" if "words" in kernel_names(device) else "auto"
+    for number, (dtype, dim) in enumerate(itertools.product(DTYPES.values(), (130, 50))):
+        lengths = ([70, 3, 0, 66, 7], [140, 17, 1])[(number + width) % 2]
+        layout = STATE_LAYOUTS[(number + width // 2) % 2]
+        state_dtype = (dtype, torch.float32)[number % 4 == 3]
+        case = Case(lengths, dim, width, dtype, state_dtype, state_layout=layout, dead_tokens=number % 3)
+        arguments = case.inputs(device) | {"kernel": words, "block_m": (1024, 0, 512)[(number + width) % 3]}
+        wide = torch.full((case.dead_tokens + sum(lengths), dim + number % 2), torch.nan, dtype=dtype, device=device)
+        x = wide[:, number % 2 :].T.copy_(arguments["x"])
+        arguments["x"] = x
+        arguments["cache_indices"][1] = -1
+        out, pool = check(arguments)
+        states = arguments.pop("conv_states")
+        split = states.clone()
+        parts = serving.causal_conv1d_split_qkv(
+            **arguments, conv_states=split, k_dim=dim // 4 // 2 * 2, v_dim=dim - dim // 4 // 2 * 4
+        )
+        live = expected(arguments | {"conv_states": states})[2]
+        serving.causal_conv1d_fn(**arguments, conv_states=states, out=x)
+        assert torch.equal(x[:, live], out[:, live]) and same_values(states, pool), (dtype, dim)
+        assert torch.equal(torch.cat(parts, 1).T[:, live], out[:, live]) and same_values(split, pool), (dtype, dim)
+    arguments["weight"][dim // 2, 0] = torch.inf  # what comes before a sequence without a state counts for nothing
+    states.nan_to_num_(0.5)
+    wanted, _, live = expected(arguments | {"conv_states": states})
+    assert torch.equal(run_on_copy(arguments | {"conv_states": states})[0].isfinite()[:, live], wanted.isfinite()[:, live])
+
+
 @pytest.mark.parametrize("state_layout", STATE_LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_rows_of_several_blocks_on_the_host(dtype: torch.dtype, state_layout: str) -> None:

@@ -7,38 +7,51 @@
 
 namespace hipconv {
 
-// These masks tell, with a bit for each token, which tokens of the run this row stores.
-struct RunMasks {
-    uint32_t outputs;  // whole windows of live sequences
-    uint32_t dead;     // tokens of no sequence or of padding
+// In place, these wait in LDS until the run is done.
+struct BegunInRun {
     uint32_t begun;    // the first tokens of live sequences of at least `past` tokens
     int32_t sequence;  // the one that the run begins in, or one before it
 };
 
-// In place, these wait in LDS until the run is done.
-struct BegunInRun {
-    uint32_t tokens;
-    int32_t sequence;
+// These masks tell, with a bit for each token, which tokens of the run this row stores.
+struct RunMasks : BegunInRun {
+    uint32_t outputs;  // whole windows of live sequences
+    uint32_t dead;     // tokens of no sequence or of padding
 };
 
-// The lanes of a row look at one sequence each, starting with the sequence that the run begins in. That sequence is found in
-// one step for each factor `lanes + 1` of the number of sequences.
+// Some `lanes`, a power of two of those of a wave, look at one sequence each.
+template <typename Indices>
+struct SequenceFinders {
+    const Indices& indices;
+    const int32_t lanes, lane, first_lane;
+
+    HIPCONV_INLINE SequenceFinders(const Indices& all, int32_t number, int32_t in_wave)
+        : indices(all), lanes(number), lane(in_wave & (number - 1)), first_lane(in_wave - lane) {}
+
+    __device__ __forceinline__ uint32_t bits(bool bit) const {
+        return static_cast<uint32_t>(__ballot(bit) >> first_lane) & lowest_bits(lanes);
+    }
+    // The last sequence that begins at a token or before, if any does, is this one or one of those behind it that the lanes see
+    // at once. It is found in one step for each factor `lanes + 1` of the number of sequences.
+    __device__ __forceinline__ int32_t sequence_near(int32_t token) const {
+        int32_t base = 0, span = indices.p.sequences;
+        while (span > lanes) {
+            span = (span + lanes) / (lanes + 1);
+            const int64_t b = base + (lane + int64_t{1}) * span;
+            base += __popc(bits(b < indices.p.sequences && indices.start(static_cast<int32_t>(b)) <= token)) * span;
+        }
+        return base;
+    }
+};
+
+// The masks of a run that begins at token `first`, in sequence `base` or a later one.
 // Sequences of up to kWhole tokens have none to store here: others make them whole.
 template <int kWhole = -1, typename Indices>
-__device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t begin, int32_t run, int past) {
+__device__ __forceinline__ RunMasks masks_of_run(const SequenceFinders<Indices>& finders, int32_t base, int32_t first,
+                                                 int32_t run, int past) {
+    const Indices& indices = finders.indices;
+    const int32_t lanes = finders.lanes, lane = finders.lane;
     const CausalConv1dVarlenParams& p = indices.p;
-    const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
-    const int row_in_wave = static_cast<int>((threadIdx.y * blockDim.x) % kWaveSize);
-    const auto bits_of_row = [&](bool bit) { return static_cast<uint32_t>(__ballot(bit) >> row_in_wave) & lowest_bits(lanes); };
-    const int32_t first = static_cast<int32_t>(begin < p.tokens ? begin : p.tokens);
-
-    int32_t base = 0, span = p.sequences;  // the last sequence that begins at `first` or before, if any, is one of these
-    while (span > lanes) {
-        span = (span + lanes) / (lanes + 1);
-        const int64_t b = base + (lane + int64_t{1}) * span;
-        base += __popc(bits_of_row(b < p.sequences && indices.start(static_cast<int32_t>(b)) <= first)) * span;
-    }
-
     const uint32_t inside = lowest_bits(run < p.tokens - first ? run : p.tokens - first);
     uint32_t outputs = 0, live = 0, begun = 0;
     const int32_t first_sequence = base;
@@ -61,7 +74,7 @@ __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t
         base += lanes;
     } while (__ballot(more) != 0);  // only where many sequences of the run are empty
 
-    const bool one_sequence = bits_of_row(outputs == inside) != 0;
+    const bool one_sequence = finders.bits(outputs == inside) != 0;
     if (__ballot(!one_sequence) != 0) {
         for (int other = 1; other < lanes; other *= 2) {
             outputs |= __shfl_xor(outputs, other);
@@ -69,7 +82,7 @@ __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t
             begun |= __shfl_xor(begun, other);
         }
     }
-    return one_sequence ? RunMasks{inside, 0, 0, 0} : RunMasks{outputs, inside & ~live, begun, first_sequence};
+    return one_sequence ? RunMasks{{0, 0}, inside, 0} : RunMasks{{begun, first_sequence}, outputs, inside & ~live};
 }
 
 // This is where an output of a sequence's start is put aside.
@@ -81,20 +94,21 @@ HIPCONV_INLINE char* begun_place(const CausalConv1dVarlenParams& p, const Varlen
     return plan.begun + (row * p.dim + d) * static_cast<int64_t>(sizeof(T));
 }
 
-// Brings the first outputs of sequences to their places in a run, when their inputs are not needed any more, by load(from) and
-// store(to, loaded), of a sequence so many at once.
-template <typename T, int kChannels, int kWidth, int kAtOnce, typename Load, typename Store>
+// Brings the first outputs of sequences to their places, when their inputs are not needed any more, by load(from) and
+// store(to, loaded), of a sequence so many at once: in part `number` of `runs` of a row's run, each of so many tokens.
+template <typename T, int kChannels, int kWidth, int kAtOnce, typename Begun, typename Load, typename Store>
 __device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
-                                            const BegunInRun* begun_in_runs, Load load, Store store) {
+                                            const Begun* begun_in_runs, int runs, int number, int32_t tokens, Load load,
+                                            Store store) {
     constexpr int kPast = kWidth - 1;
     if (plan.phase != VarlenPhase::runs) return;
     int row = static_cast<int>(threadIdx.y);
     from_here_on(row);
-    uint32_t left = begun_in_runs[row].tokens;
+    uint32_t left = begun_in_runs[row * runs + number].begun;
     if (left == 0) return;
-    int32_t b = begun_in_runs[row].sequence;
+    int32_t b = begun_in_runs[row * runs + number].sequence;
     const EitherIndices indices{first_parameter_again(p), plan.plain_indices};
-    const int64_t begin = (static_cast<int64_t>(block) * blockDim.y + row) * plan.run;
+    const int64_t begin = ((static_cast<int64_t>(block) * blockDim.y + row) * runs + number) * tokens;
     const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
     const OutputColumn column = output_column<T>(p, d);
     while (left != 0) {

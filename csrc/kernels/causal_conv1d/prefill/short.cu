@@ -32,7 +32,7 @@ __device__ __forceinline__ bool has_long_sequences(const CausalConv1dVarlenParam
 
 template <typename T, int kWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, 3) causal_conv1d_varlen_long(WordsCall call, LongRuns runs) {
-    HIPCONV_SHARED(BegunInRun, begun_in_runs, kWordsThreads);  // one a row
+    HIPCONV_SHARED(RunMasks, masks_of_rows, kWordsThreads);
     HIPCONV_SHARED(float, taps, (BlockTaps<T, kWidth>::kFloats));
     const CausalConv1dVarlenParams& p = call.params;
     const uint32_t first = (blockIdx.z * gridDim.y + blockIdx.y) * runs.each;
@@ -42,11 +42,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, 3) causal_conv1d_varlen_lon
     wait_for_kernel_before();
     if (first >= end || !has_long_sequences(p, runs.cells, int64_t{first} * tokens, static_cast<int32_t>(end - first) * tokens))
         return;
-    if constexpr (!kSeveralRuns) return convolve_run_in_words<T, kWidth, kShortTokens>(call, first, begun_in_runs, taps);
+    if constexpr (!kSeveralRuns) return convolve_run_in_words<T, kWidth, kShortTokens>(call, first, masks_of_rows, taps);
 #pragma unroll 1
     for (uint32_t number = first; number < end; ++number) {
         if (!has_long_sequences(p, runs.cells, int64_t{number} * tokens, tokens)) continue;
-        convolve_run_in_words<T, kWidth, kShortTokens>(call, number, begun_in_runs, taps);
+        convolve_run_in_words<T, kWidth, kShortTokens>(call, number, masks_of_rows, taps);
         __syncthreads();
     }
 }
@@ -75,7 +75,7 @@ PrefillShape shape_of_runs(const CausalConv1dVarlenParams& p) {
     PrefillShape s{};
     s.width = p.width > 4 ? 8 : 4;
     s.items = ceil_of(p.dim, 2);
-    s.lanes = power_of_two_up_to(s.items, kWordsLanes);
+    s.lanes = power_of_two_up_to(s.items, 32);
     s.rows = kWordsThreads / s.lanes;
     s.run = 32;
     s.run_blocks = ceil_of(p.tokens, int64_t{s.rows} * s.run);
@@ -158,7 +158,7 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
 
     runs.run = shape.run;
     runs.plain_indices = true;
-    runs.shifts = !outputs_in_words(p);
+    plan_lanes(runs, p, shape.lanes);
     const int64_t across = ceil_of(shape.items, shape.lanes);
     LongRuns all{plan.long_cells, 1, static_cast<uint32_t>(shape.run_blocks)};
     constexpr int64_t kEnoughToLook = 512;

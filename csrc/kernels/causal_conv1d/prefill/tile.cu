@@ -13,8 +13,11 @@ namespace {
 
 constexpr int64_t kEnoughForShort = 1 << 20;  // elements
 
-// Tokens of a sequence, in the mean, up to which `short` makes the sequences.
-int32_t short_in_tile(const CausalConv1dVarlenParams& p) { return p.width > 4 ? 12 : 3; }
+// Tells whether `short` makes the sequences, by the mean of their lengths.
+bool makes_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place) {
+    const bool wide = p.width > 4 && (element_bytes(p.dtype) == 2 || in_place);
+    return are_short(p, tile, wide ? 12 : 3, kEnoughForShort);
+}
 
 struct TileShape : PrefillShape {
     int channels;  // of a vector
@@ -66,11 +69,11 @@ const char* causal_conv1d_varlen_tile_refusal(const CausalConv1dVarlenParams& p,
 }
 
 int64_t causal_conv1d_varlen_tile_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
-    return are_short(p, tile, short_in_tile(p), kEnoughForShort) ? short_workspace(p, false) : 0;
+    return makes_short(p, tile, false) ? short_workspace(p, false) : 0;
 }
 
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* workspace, void* stream) {
-    if (are_short(p, tile, short_in_tile(p), kEnoughForShort)) return launch_short(p, tile, false, workspace, stream);
+    if (makes_short(p, tile, false)) return launch_short(p, tile, false, workspace, stream);
     const TileShape shape = shape_of(p, tile, false);
     launch(p, shape, VarlenPlan{}, shape.run_blocks, shape.begin_blocks, stream);
 }
@@ -80,13 +83,13 @@ bool causal_conv1d_varlen_tile_takes_in_place(const CausalConv1dVarlenParams& p,
 }
 
 int64_t causal_conv1d_varlen_tile_in_place_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
-    if (are_short(p, tile, short_in_tile(p), kEnoughForShort)) return short_workspace(p, true);
+    if (makes_short(p, tile, true)) return short_workspace(p, true);
     return in_place_workspace(p, shape_of(p, tile, true));
 }
 
 void causal_conv1d_varlen_tile_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* workspace,
                                         void* stream) {
-    if (are_short(p, tile, short_in_tile(p), kEnoughForShort)) return launch_short(p, tile, true, workspace, stream);
+    if (makes_short(p, tile, true)) return launch_short(p, tile, true, workspace, stream);
     const TileShape shape = shape_of(p, tile, true);
     launch_in_place<VarlenPlan>(p, shape, workspace, [&](const VarlenPlan& plan, int64_t runs, int64_t begins) {
         launch(p, shape, plan, runs, begins, stream);

@@ -72,10 +72,15 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, d);
     taps.fetch();
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
-    RunMasks masks = plan.plain_indices ? masks_of_run(PlainIndices{again}, begin, run, kWidth - 1)
-                                        : masks_of_run(AnyIndices{again}, begin, run, kWidth - 1);
+    const auto find = [&](const auto& indices) {
+        const SequenceFinders finders(indices, static_cast<int32_t>(blockDim.x),
+                                      static_cast<int32_t>((threadIdx.y * blockDim.x + threadIdx.x) % kWaveSize));
+        const int32_t first = static_cast<int32_t>(begin < p.tokens ? begin : p.tokens);
+        return masks_of_run(finders, finders.sequence_near(first), first, run, kWidth - 1);
+    };
+    RunMasks masks = plan.plain_indices ? find(PlainIndices{again}) : find(AnyIndices{again});
     if (plan.phase == VarlenPhase::runs) {
-        begun_in_runs[threadIdx.y] = {masks.begun, masks.sequence};
+        begun_in_runs[threadIdx.y] = masks;
         __syncthreads();  // from here on, a row may store what the next one has read
     }
     if (!works) return;
@@ -88,7 +93,8 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
                 *reinterpret_cast<Vector*>(out + int64_t{t} * column.step) =
                     p.dead_tokens == DeadTokens::zero ? Vector{} : load(x + (t - kAhead) * x_step);
     }
-    if (masks.outputs == 0) return place_begun<T, kChannels, kWidth, kWidth - 1>(p, plan, block, begun_in_runs, load, store);
+    if (masks.outputs == 0)
+        return place_begun<T, kChannels, kWidth, kWidth - 1>(p, plan, block, begun_in_runs, 1, 0, run, load, store);
 
     Pair weight[kPairs][kWidth], bias[kPairs];
 #pragma unroll
@@ -139,7 +145,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
         }
         masks.outputs >>= kAhead;
     }
-    place_begun<T, kChannels, kWidth, kWidth - 1>(p, plan, block, begun_in_runs, load, store);
+    place_begun<T, kChannels, kWidth, kWidth - 1>(p, plan, block, begun_in_runs, 1, 0, run, load, store);
 }
 
 // The number of blocks of a compute unit, by the registers that a width needs.

@@ -21,20 +21,24 @@
 
 namespace hipconv {
 
-constexpr int kRunOfWords = 32;  // tokens: a mask has a bit for each
-constexpr int kWordsFound = 64;  // sequences that a block looks up
 constexpr int32_t kMostWordsDim = 1 << 29;
 constexpr int64_t kEnoughForShort = 1 << 18;  // elements
-constexpr int32_t kShortInWords = 12;         // tokens of a sequence, in the mean, up to which `short` makes the sequences
 
-// The number of blocks of a compute unit, by the registers and the LDS that a width needs.
-constexpr int words_blocks(int width) { return width <= 4 ? 6 : 5; }
+// A compute unit has as many blocks as the registers and the LDS of a width allow: the waves of six or five of kWordsThreads.
+constexpr int words_threads(int width, int bytes) {
+    return kMostWordsThreads == kWordsThreads ? kWordsThreads
+           : width <= 4 && bytes == 4         ? 256
+           : width <= 4 || bytes == 4         ? 192
+                                              : 160;
+}
+constexpr int words_blocks(int width) { return kMostWordsThreads > kWordsThreads ? 4 : width <= 4 ? 6 : 5; }
 
 template <typename T, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, words_blocks(kWidth)) causal_conv1d_varlen_words(WordsCall call) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(words_threads(kWidth, sizeof(T)), words_blocks(kWidth))
+    causal_conv1d_varlen_words(WordsCall call) {
     const CausalConv1dVarlenParams& p = call.params;
     const WordsPlan& plan = call.plan;
-    HIPCONV_SHARED(BegunInRun, begun_in_runs, kWordsThreads);  // one a row
+    HIPCONV_SHARED(RunMasks, masks_of_rows, kWordsFound);
     HIPCONV_SHARED(float, taps, (BlockTaps<T, kWidth>::kFloats));
     HIPCONV_SHARED(PackedSequence, found, kWordsFound);
     HIPCONV_SHARED(uint32_t, slot_words, (kSlotWords<T, kWidth>));
@@ -50,7 +54,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, words_blocks(kWidth)) causa
     const uint32_t begins = begins_among(block);
     if (begins_among(uint64_t{block} + 1) == begins) {
         if (plan.phase == VarlenPhase::begins) return save_halo_in_words<T, kWidth>(p, plan, block - begins);
-        return convolve_run_in_words<T, kWidth>(call, block - begins, begun_in_runs, taps);
+        return convolve_run_in_words<T, kWidth>(call, block - begins, masks_of_rows, taps);
     }
 
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
@@ -72,7 +76,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, words_blocks(kWidth)) causa
     const int row_words = (kWidth - 1) * WordLane<T>::kChannels * static_cast<int>(blockDim.x) + 1;
     const auto make_starts = [&](auto state_type) {
         using S = decltype(state_type);
-        const StartOfRow<T, S, kWidth> row_of{call, taps, slot_words + row * row_words, d, d < first_parameter_again(p).dim};
+        const StartOfRow<T, S, kWidth> row_of{call, taps, slot_words + row * row_words, d};
         // Wider states leave no registers for it, nor do wide windows of two channels.
         constexpr bool kNextEarly = sizeof(S) == sizeof(T) && (kWidth <= 4 || !WordLane<T>::kHalves);
         StartOnItsWay<T, kWidth> start, next;
@@ -91,6 +95,32 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, words_blocks(kWidth)) causa
 
 namespace {
 
+// Tells whether `short` makes the sequences, by the mean of their lengths.
+bool makes_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place) {
+    return are_short(p, tile, element_bytes(p.dtype) == 2 || in_place ? 12 : 3, kEnoughForShort);
+}
+
+// Rows of any number of lanes, where a power of two leaves too many without a word: the longest of which a block has enough.
+// Short pieces of rows begin and end in the middle of sectors, which L2 then reads and writes twice.
+void take_whole_rows(PrefillShape& s, int64_t fewest_rows) {
+    for (int64_t strips = 1; strips <= 8; ++strips) {
+        const int64_t lanes = ceil_of(s.items, strips), rows = kMostWordsThreads / lanes;
+        if (lanes < 8 || lanes > kMostWordsLanes || rows < fewest_rows || rows * s.items * 4 < strips * kMostWordsThreads * 3)
+            continue;
+        s.lanes = static_cast<unsigned>(lanes);
+        s.rows = static_cast<unsigned>(rows);
+        return;
+    }
+}
+
+// Long runs take fewer instructions a token, but fewer of them are on their way. So float32 gains only where starts take the
+// time, and 16-bit types do not where all of an output's rows may begin in the middle of words.
+bool gains_by_long_runs(const CausalConv1dVarlenParams& p, const PrefillShape& s, bool in_place) {
+    if (in_place || s.items * (p.tokens / (2 * kMaskTokens)) < 2 * kEnoughThreads) return false;
+    if (element_bytes(p.dtype) == 2) return p.k_dim >= 0 || outputs_in_words(p);
+    return p.tokens < int64_t{8} * (p.width - 1) * p.sequences;
+}
+
 PrefillShape words_shape(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place) {
     PrefillShape s{};
     s.width = p.width > 4 ? 8 : 4;
@@ -98,14 +128,16 @@ PrefillShape words_shape(const CausalConv1dVarlenParams& p, const VarlenTile& ti
     s.items = (int64_t{p.dim} + channels - 1) / channels;
     const int warps = power_of_two("num_warps", tile.warps);
     const unsigned threads = warps == 0 ? kWordsThreads : power_of_two_up_to(warps, kWordsThreads / 32) * 32;
-    const unsigned most_lanes = kWordsLanes < threads / 2 ? kWordsLanes : threads / 2;  // there are two rows or more
+    const unsigned most_lanes = 32 < threads / 2 ? 32 : threads / 2;  // there are two rows or more
     s.lanes = power_of_two_up_to(s.items, most_lanes);
-    const auto idle = [&](int64_t lanes) { return (s.items + lanes - 1) / lanes * lanes - s.items; };
-    while (s.lanes > 8 && idle(s.lanes) * 8 > s.items) s.lanes /= 2;
-    if (const int forced = power_of_two("block_n", tile.channels)) s.lanes = power_of_two_up_to(forced / channels, most_lanes);
+    const int forced = power_of_two("block_n", tile.channels);
+    if (forced) s.lanes = power_of_two_up_to(forced / channels, most_lanes);
     if (s.lanes < kWordsThreads / kWordsFound) s.lanes = kWordsThreads / kWordsFound;
     s.rows = threads / s.lanes;
-    cut_into_runs(s, p, tile, in_place, kRunOfWords, kRunOfWords);
+    if (warps == 0 && forced == 0 && (ceil_of(s.items, s.lanes) * s.lanes - s.items) * 8 > s.items)
+        take_whole_rows(s, in_place || p.tokens < int64_t{64} * p.sequences ? 7 : 2);
+    const int32_t most_run = 2 * s.rows > kWordsFound ? kMaskTokens : 2 * kMaskTokens;
+    cut_into_runs(s, p, tile, in_place, gains_by_long_runs(p, s, in_place) ? most_run : kMaskTokens, most_run);
     s.begins_a_row = begins_a_row(p, tile, s.rows, kWordsFound, s.run, s.items);
     share_out_begins(s, p, s.rows);
     return s;
@@ -125,7 +157,7 @@ void launch(const CausalConv1dVarlenParams& p, const PrefillShape& shape, WordsP
             void* stream) {
     if (!plan_blocks(plan, p, shape, runs, begins)) return;
     plan.state_form = words_state_form(p);
-    plan.shifts = element_bytes(p.dtype) == 2 && !outputs_in_words(p);
+    plan_lanes(plan, p, shape.lanes);
     const dim3 grid = grid_of((shape.items + shape.lanes - 1) / shape.lanes, plan.blocks), block(shape.lanes, shape.rows, 1);
     with_dtype(p.dtype, [&](auto type) {
         using T = decltype(type);
@@ -151,11 +183,11 @@ const char* causal_conv1d_varlen_words_refusal(const CausalConv1dVarlenParams& p
 }
 
 int64_t causal_conv1d_varlen_words_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
-    return are_short(p, tile, kShortInWords, kEnoughForShort) ? short_workspace(p, false) : 0;
+    return makes_short(p, tile, false) ? short_workspace(p, false) : 0;
 }
 
 void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* workspace, void* stream) {
-    if (are_short(p, tile, kShortInWords, kEnoughForShort)) return launch_short(p, tile, false, workspace, stream);
+    if (makes_short(p, tile, false)) return launch_short(p, tile, false, workspace, stream);
     const PrefillShape shape = words_shape(p, tile, false);
     launch(p, shape, WordsPlan{}, shape.run_blocks, shape.begin_blocks, stream);
 }
@@ -164,20 +196,20 @@ void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& p, const VarlenT
 // there is enough to do.
 bool causal_conv1d_varlen_words_takes_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
     if (staged_needs_one_launch(p, tile)) return false;
-    if (are_short(p, tile, kShortInWords, kEnoughForShort)) return true;
+    if (makes_short(p, tile, true)) return true;
     constexpr int64_t kFewElements = 1 << 21;
-    return p.width <= 4 || p.tokens < int64_t{4} * p.sequences || p.tokens >= int64_t{256} * p.sequences ||
+    return p.width <= 4 || p.tokens < int64_t{4} * p.sequences || p.tokens >= int64_t{32} * p.sequences ||
            int64_t{p.tokens} * p.dim <= kFewElements;
 }
 
 int64_t causal_conv1d_varlen_words_in_place_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
-    if (are_short(p, tile, kShortInWords, kEnoughForShort)) return short_workspace(p, true);
+    if (makes_short(p, tile, true)) return short_workspace(p, true);
     return in_place_workspace(p, words_shape(p, tile, true));
 }
 
 void causal_conv1d_varlen_words_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* workspace,
                                          void* stream) {
-    if (are_short(p, tile, kShortInWords, kEnoughForShort)) return launch_short(p, tile, true, workspace, stream);
+    if (makes_short(p, tile, true)) return launch_short(p, tile, true, workspace, stream);
     const PrefillShape shape = words_shape(p, tile, true);
     launch_in_place<WordsPlan>(p, shape, workspace, [&](const WordsPlan& plan, int64_t runs, int64_t begins) {
         launch(p, shape, plan, runs, begins, stream);

@@ -23,9 +23,11 @@ struct StartOnItsWay {
     uint32_t state[kPast * kChannels + 1];
 };
 
+constexpr int kWordsFound = 64;  // sequences that a block looks up; it has as many rows at most
+
 // The words of LDS through which the states of a row come and go.
 template <typename T, int kWidth>
-constexpr int kSlotWords = (kWidth - 1) * WordLane<T>::kChannels * kWordsThreads + kWordsThreads;
+constexpr int kSlotWords = (kWidth - 1) * WordLane<T>::kChannels * kMostWordsThreads + kWordsFound;
 
 // A slot's part that belongs to a row: its channels in memory, and in LDS as memory has them.
 template <typename T, typename S, int kWidth>
@@ -158,7 +160,7 @@ struct StartOfRow {
     const float* taps;
     uint32_t* slot_words;
     int32_t d;  // the lane's first channel
-    bool works;
+    HIPCONV_INLINE bool works() const { return d < params().dim; }
 
     HIPCONV_INLINE const CausalConv1dVarlenParams& params() const { return first_parameter_again(call).params; }
     HIPCONV_INLINE const WordsPlan& plan() const { return first_parameter_again(call).plan; }
@@ -167,7 +169,7 @@ struct StartOfRow {
     HIPCONV_INLINE const char* x_of(const PackedSequence& s) const {
         return static_cast<const char*>(params().x) + s.begin * x_step() + d * static_cast<int64_t>(sizeof(T));
     }
-    HIPCONV_INLINE int32_t length(const PackedSequence& s) const { return works && s.number >= 0 ? s.end - s.begin : 0; }
+    HIPCONV_INLINE int32_t length(const PackedSequence& s) const { return works() && s.number >= 0 ? s.end - s.begin : 0; }
     // An empty sequence keeps its state.
     static HIPCONV_INLINE int32_t read_slot(const PackedSequence& s) {
         return s.number >= 0 && s.end > s.begin ? s.read_slot : kNoSlot;
@@ -191,7 +193,7 @@ struct StartOfRow {
         if (plan().state_form == StateForm::rows)
             SlotOfRow<T, S, kWidth>(params(), read_slot(s), slot_words).ask(start.state);
         else
-            SlotOfLane<T, S, kWidth>(params(), plan().state_form, works ? read_slot(s) : kNoSlot, d, lane.has_second)
+            SlotOfLane<T, S, kWidth>(params(), plan().state_form, works() ? read_slot(s) : kNoSlot, d, lane.has_second)
                 .ask(start.state, missing_now());
     }
 
@@ -245,10 +247,16 @@ struct StartOfRow {
             return to;
         };
         const int32_t from = read_slot(s);
+        const auto sync_row = [&] {
+            if (plan().rows_in_waves)
+                sync_wave();
+            else
+                __syncthreads();
+        };
         if (rows) {
             const SlotOfRow<T, S, kWidth> slot(params(), from, slot_words);
             slot.put(start.state);
-            sync_wave();
+            sync_row();
             const int missing = missing_now();
 #pragma unroll
             for (int i = 0; i < kPast; ++i) {
@@ -256,7 +264,7 @@ struct StartOfRow {
                 const int past = kPast - missing, column = i - missing;
                 state[i] = vector_of(slot.element(past, 0, column), slot.element(past, kChannels - 1, column));
             }
-            sync_wave();
+            sync_row();
         } else {
             const bool columns = SlotOfLane<T, S, kWidth>::kColumns && plan().state_form == StateForm::columns;
 #pragma unroll
@@ -270,14 +278,14 @@ struct StartOfRow {
         for (int i = 0; i < kPast; ++i) first[i] = Lane::joined(start.first[i]);
 
         const auto window = [&](int i) { return i < kPast ? pair_of<S>(state[i], 0) : pair_of<T>(first[i - kPast], 0); };
-        const OutputColumn column = output_column<T>(params(), works ? d : 0);
+        const OutputColumn column = output_column<T>(params(), works() ? d : 0);
         char* to = column.first + static_cast<int64_t>(s.begin) * column.step;
         uint32_t step = column.step;
         if (plan().phase == VarlenPhase::begins && tokens >= kPast) {
             to = begun_place<T, kWidth>(params(), plan(), s.number, s.begin, d, 0);
             step = static_cast<uint32_t>(params().dim) * static_cast<uint32_t>(sizeof(T));
         }
-        const WordStores<T> stores(params(), plan(), d, to, step, lowest_bits(tokens));
+        const WordStores<T, true> stores(params(), plan(), d, to, step, lowest_bits(tokens));
         const bool use_silu = params().use_silu;
 #pragma unroll
         for (int t = 0; t < kPast; ++t) {
@@ -305,21 +313,21 @@ struct StartOfRow {
             const int missing = missing_now();
 #pragma unroll
             for (int i = 0; i < kPast; ++i) {
-                if (i < missing || !works || slot.elements == 0) continue;
+                if (i < missing || !works() || slot.elements == 0) continue;
 #pragma unroll
                 for (int c = 0; c < kChannels; ++c)
                     if (c == 0 || lane.has_second)
                         slot.element(kPast - missing, c, i - missing) = static_cast<Bits>(element<S, kChannels>(&after[i], c));
             }
-            sync_wave();
+            sync_row();
             slot.store();
-            sync_wave();
+            sync_row();
             return;
         }
         const auto slot_of = [&](int32_t slot) {
             return SlotOfLane<T, S, kWidth>(params(), plan().state_form, slot, d, lane.has_second);
         };
-        if (!works || tokens == 0) return;
+        if (!works() || tokens == 0) return;
         slot_of(s.write_slot).store(after, missing_now());
         const Boundaries boundaries = boundaries_of(params(), s);
 #pragma unroll 1

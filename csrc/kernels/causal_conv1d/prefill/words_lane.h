@@ -10,17 +10,30 @@
 #include <type_traits>
 
 #include "device/elements.h"
-#include "thread.h"
+#include "launch_plan.h"
 
 namespace hipconv {
 
-constexpr int kWordsThreads = 128;  // of a block
-constexpr int kWordsLanes = 32;     // that a block is wide, at most
+// The threads of a block: those of rows of a power of two of lanes, and at most, where rows have any number of lanes. AMD's
+// blocks have no LDS for more.
+constexpr int kWordsThreads = 128, kMostWordsThreads = kHasPredicates ? 160 : 128;
+constexpr int kMaskTokens = 32;                            // a mask has a bit for each
+constexpr int kMostWordsLanes = kHasPredicates ? 80 : 40;  // that a block is wide
 
 // This says how a launch of `words` divides the work.
 struct WordsPlan : VarlenPlan {
-    bool shifts;  // rows of outputs may begin in the middle of a word
+    bool shifts;         // rows of outputs may begin in the middle of a word
+    bool rows_in_waves;  // a row of lanes lies in one wave
+    int32_t finders;     // 2 to the power of this: lanes that find the sequences of a run
 };
+
+// Writes down how lanes of a row work together.
+inline void plan_lanes(WordsPlan& plan, const CausalConv1dVarlenParams& p, unsigned lanes) {
+    plan.shifts = element_bytes(p.dtype) == 2 && !outputs_in_words(p);
+    plan.rows_in_waves = 32 % lanes == 0;
+    plan.finders = 5;
+    while (1u << plan.finders > lanes) --plan.finders;
+}
 
 // The kernel's parameter. Its members are read where they are needed: together they would fill a wave's scalar registers (AMD).
 struct WordsCall {
@@ -39,7 +52,7 @@ HIPCONV_INLINE void with_columns(int missing, F f) {
 
 template <typename T>
 struct WordLane {
-    static constexpr int kChannels = 4 / static_cast<int>(sizeof(T)), kBlockChannels = kWordsLanes * kChannels;
+    static constexpr int kChannels = 4 / static_cast<int>(sizeof(T)), kBlockChannels = kMostWordsLanes * kChannels;
     static constexpr bool kHalves = kChannels == 2;
     using Word = uint32_t;
     using Ahead = std::conditional_t<kHalves, Words2, Word>;  // on its way: halves are not put together before they are used
@@ -97,9 +110,11 @@ struct WordLane {
 
 // Stores of a row's tokens, in order. Of halves, all lanes of a wave must store at the same time, whether each has something to
 // store or not.
-template <typename T>
+//
+// kShifts: rows of outputs may begin in the middle of a word.
+template <typename T, bool kShifts>
 struct WordStores {
-    static constexpr bool kTogether = WordLane<T>::kHalves;
+    static constexpr bool kTogether = WordLane<T>::kHalves && kShifts;
     // Bits: tokens whose whole word this lane stores; whose word, with the channel before its own two; of which it stores its
     // first or its second channel alone.
     uint32_t whole, shifted = 0, firsts = 0, seconds = 0;
@@ -109,11 +124,13 @@ struct WordStores {
                               uint32_t step, uint32_t outputs)
         : whole(outputs) {
         if (!kTogether || !plan.shifts) return;
-        // The ends are those of a row in memory, or of this block's part of it.
+        // The ends are those of a row in memory, or of this wave's part of it.
+        const uint32_t in_wave = (threadIdx.y * blockDim.x + threadIdx.x) % kWaveSize;
         const int64_t next = d + 2, v_begin = 2 * int64_t{p.k_dim};
         const bool splits = p.k_dim >= 0, has_second = d + 1 < p.dim;
-        const bool starts = threadIdx.x == 0 || (splits && (d == p.k_dim || d == v_begin));
-        const bool ends = threadIdx.x + 1 == blockDim.x || next >= p.dim || (splits && (next == p.k_dim || next == v_begin));
+        const bool starts = threadIdx.x == 0 || in_wave == 0 || (splits && (d == p.k_dim || d == v_begin));
+        const bool ends = threadIdx.x + 1 == blockDim.x || in_wave + 1 == kWaveSize || next >= p.dim ||
+                          (splits && (next == p.k_dim || next == v_begin));
         whole = 0;
 #pragma unroll
         for (int k = 0; k < 2; ++k) {  // every other token

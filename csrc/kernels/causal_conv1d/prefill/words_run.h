@@ -17,12 +17,44 @@ struct RunOnItsWay {
     int tokens;
 };
 
-// Makes the outputs of a run and stores them. The first kMissing taps of the instance are not the call's.
-template <typename T, int kWidth, int kMissing>
-__device__ __forceinline__ void convolve_tokens(RunOnItsWay<T, kWidth>& on_its_way, WordStores<T>& stores, const float* taps,
-                                                const WordLane<T>& lane, OutputColumn out, int run, bool use_silu) {
+// A lane's part of the run that its row has.
+template <typename T>
+struct LaneOfRun {
+    int64_t begin, d;  // its first token, and the lane's first channel
+    bool works;        // if not, it still looks up a token for a row
+    int tokens;
+    WordLane<T> lane;
+
+    HIPCONV_INLINE LaneOfRun(const WordsCall& call, uint32_t block) : LaneOfRun(call, block, threadIdx.x, threadIdx.y) {}
+    HIPCONV_INLINE const char* x(const CausalConv1dVarlenParams& p) const {
+        return static_cast<const char*>(p.x) + (begin * p.x_token_stride + d) * static_cast<int64_t>(sizeof(T));
+    }
+
+  private:
+    HIPCONV_INLINE LaneOfRun(const WordsCall& call, uint32_t block, int across, int row) : lane(0, 0) {
+        from_here_on(across);
+        from_here_on(row);
+        const CausalConv1dVarlenParams& p = first_parameter_again(call).params;
+        const int32_t run = first_parameter_again(call).plan.run;
+        begin = (static_cast<int64_t>(block) * blockDim.y + row) * run;
+        d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + across) * WordLane<T>::kChannels;
+        works = d < p.dim && begin < p.tokens;
+        if (!works) d = 0;
+        tokens = !works ? 0 : p.tokens - begin < run ? static_cast<int>(p.tokens - begin) : run;
+        lane = WordLane<T>(d, p.dim);
+    }
+};
+
+// Makes the outputs of a run and stores them: those of `masks`, one for each kMaskTokens tokens. The first kMissing taps of the
+// instance are not the call's.
+template <typename T, int kWidth, int kMissing, bool kShifts>
+__device__ __forceinline__ void convolve_tokens(const WordsCall& call, RunOnItsWay<T, kWidth>& on_its_way,
+                                                const RunMasks* masks, const float* taps, const WordLane<T>& lane, int64_t d,
+                                                bool works, OutputColumn out, int run) {
     constexpr int kAhead = RunOnItsWay<T, kWidth>::kAhead;
     using Ahead = typename WordLane<T>::Ahead;
+    using Stores = WordStores<T, kShifts>;
+    const bool use_silu = first_parameter_again(call).params.use_silu;
     Pair weight[kWidth];
 #pragma unroll
     for (int i = kMissing; i < kWidth; ++i) weight[i] = tap_of_lane<T>(taps, i);
@@ -32,7 +64,7 @@ __device__ __forceinline__ void convolve_tokens(RunOnItsWay<T, kWidth>& on_its_w
 #pragma unroll
     for (int i = 0; i < kWidth - 1; ++i) ring[i] = WordLane<T>::pair(before[i]);
     // The output of the token in this slot of the ring, stored if it is this row's.
-    const auto produce = [&](int slot, int token) {
+    const auto produce = [&](Stores& stores, int slot, int token) {
         uint32_t result{};
         Pair sum = bias;
 #pragma unroll
@@ -43,34 +75,39 @@ __device__ __forceinline__ void convolve_tokens(RunOnItsWay<T, kWidth>& on_its_w
     };
 
     int t = 0;
-    // Where conditions cost selections, whole pieces of a run go without them.
-    for (; !kHasPredicates && !stores.kTogether && t + 2 * kAhead <= tokens; t += kAhead) {
+#pragma unroll 1
+    for (const int all = Stores::kTogether ? run : tokens; t < all; ++masks) {
+        const int end = t + kMaskTokens < all ? t + kMaskTokens : all;
+        Stores stores(first_parameter_again(call).params, first_parameter_again(call).plan, d, out.first, out.step,
+                      works ? masks->outputs : 0);
+        // Where conditions cost selections, whole pieces of a run go without them.
+        for (; !kHasPredicates && !Stores::kTogether && t < end && t + 2 * kAhead <= tokens; t += kAhead) {
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-            ring[(kWidth - 1 + j) % kWidth] = WordLane<T>::pair(ahead[j]);
-            lane.ask(ahead[j], x, 0, 1);
-            x += x_step;
-            produce((kWidth - 1 + j) % kWidth, j);
+            for (int j = 0; j < kAhead; ++j) {
+                ring[(kWidth - 1 + j) % kWidth] = WordLane<T>::pair(ahead[j]);
+                lane.ask(ahead[j], x, 0, 1);
+                x += x_step;
+                produce(stores, (kWidth - 1 + j) % kWidth, j);
+            }
+            stores.next(kAhead);
         }
-        stores.next(kAhead);
-    }
-    const int end = stores.kTogether ? run : tokens;
-    for (; t < end; t += kAhead) {
+        for (; t < end; t += kAhead) {
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-            ring[(kWidth - 1 + j) % kWidth] = WordLane<T>::pair(ahead[j]);
-            if (!kHasPredicates) ahead[j] = Ahead{};  // so that what is past the end need not be kept
-            lane.ask(ahead[j], x, t + kAhead + j, tokens);
-            x += x_step;
-            produce((kWidth - 1 + j) % kWidth, j);  // there are no bits past the end
+            for (int j = 0; j < kAhead; ++j) {
+                ring[(kWidth - 1 + j) % kWidth] = WordLane<T>::pair(ahead[j]);
+                if (!kHasPredicates) ahead[j] = Ahead{};  // so that what is past the end need not be kept
+                lane.ask(ahead[j], x, t + kAhead + j, tokens);
+                x += x_step;
+                produce(stores, (kWidth - 1 + j) % kWidth, j);  // there are no bits past the end
+            }
+            stores.next(kAhead);
         }
-        stores.next(kAhead);
     }
 }
 
-// Sequences of up to kWhole tokens are others' work.
+// Sequences of up to kWhole tokens are others' work. A row has `masks_of_rows` for each kMaskTokens tokens of its run.
 template <typename T, int kWidth, int kWhole = -1>
-__device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uint32_t block, BegunInRun* begun_in_runs,
+__device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uint32_t block, RunMasks* masks_of_rows,
                                                       float* taps) {
     const CausalConv1dVarlenParams& p = call.params;
     const WordsPlan& plan = call.plan;
@@ -78,63 +115,92 @@ __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uin
     RunOnItsWay<T, kWidth> on_its_way;
     constexpr int kAhead = RunOnItsWay<T, kWidth>::kAhead, kChannels = WordLane<T>::kChannels;
     using Ahead = typename WordLane<T>::Ahead;
-    const int64_t begin = (static_cast<int64_t>(block) * blockDim.y + threadIdx.y) * run;
-    const int64_t channel = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
-    const bool works = channel < p.dim && begin < p.tokens;  // if not, it still looks up a token for its row
-    const int64_t d = works ? channel : 0;
-    const int tokens = !works ? 0 : p.tokens - begin < run ? static_cast<int>(p.tokens - begin) : run;
-    const WordLane<T> lane(d, p.dim);
-
-    const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
-    const char* x = static_cast<const char*>(p.x) + begin * x_step + d * static_cast<int64_t>(sizeof(T));
+    {
+        const LaneOfRun<T> own(call, block);
+        const char* x = own.x(p);
+        const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
 #pragma unroll
-    for (int i = 0; i < kWidth - 1; ++i) {
-        const int back = kWidth - 1 - i;
-        on_its_way.before[i] = Ahead{};
-        const char* from = x - back * x_step;
-        if (plan.halos && threadIdx.y == 0)
-            from = plan.halos + ((int64_t{block} * (kWidth - 1) - back) * p.dim + d) * static_cast<int64_t>(sizeof(T));
-        lane.ask(on_its_way.before[i], from, 0, works && begin >= back ? 1 : 0);
-    }
+        for (int i = 0; i < kWidth - 1; ++i) {
+            const int back = kWidth - 1 - i;
+            on_its_way.before[i] = Ahead{};
+            const char* from = x - back * x_step;
+            if (plan.halos && threadIdx.y == 0)
+                from = plan.halos + ((int64_t{block} * (kWidth - 1) - back) * p.dim + own.d) * static_cast<int64_t>(sizeof(T));
+            own.lane.ask(on_its_way.before[i], from, 0, own.works && own.begin >= back ? 1 : 0);
+        }
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-        on_its_way.ahead[j] = Ahead{};
-        lane.ask(on_its_way.ahead[j], x, j, tokens);
-        x += x_step;
+        for (int j = 0; j < kAhead; ++j) {
+            on_its_way.ahead[j] = Ahead{};
+            own.lane.ask(on_its_way.ahead[j], x, j, own.tokens);
+            x += x_step;
+        }
     }
-    on_its_way.x = x;
-    on_its_way.x_step = x_step;
-    on_its_way.tokens = tokens;
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
     const int missing = missing_taps<kWidth, true>(p);
     const BlockTaps<T, kWidth> block_taps(again, static_cast<int32_t>(blockIdx.x * blockDim.x) * kChannels, missing);
-    const RunMasks masks = masks_of_run<kWhole>(EitherIndices{again, plan.plain_indices}, begin, run, kWidth - 1);
+    const int masks = run > kMaskTokens ? 2 : 1, tokens_of_mask = run > kMaskTokens ? kMaskTokens : run;
+    {
+        const int32_t log2 = first_parameter_again(call).plan.finders;
+        const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x), row = thread >> log2;
+        const EitherIndices indices{again, plan.plain_indices};
+        const SequenceFinders finders(indices, 1 << log2, thread % kWaveSize);
+        const auto token_of = [&](int n) {
+            const int64_t token = (int64_t{block} * blockDim.y + row) * run + n * tokens_of_mask;
+            return static_cast<int32_t>(token < p.tokens ? token : p.tokens);
+        };
+        const int32_t near = finders.sequence_near(token_of(0));
+#pragma unroll 1
+        for (int n = 0; n < masks; ++n) {
+            const RunMasks found = masks_of_run<kWhole>(finders, near, token_of(n), tokens_of_mask, kWidth - 1);
+            if (row << log2 == thread && row < static_cast<int>(blockDim.y)) masks_of_rows[row * masks + n] = found;
+        }
+    }
     block_taps.put(first_parameter_again(p), missing, taps);
-    begun_in_runs[threadIdx.y] = {masks.begun, masks.sequence};
-    __syncthreads();  // in place, from here on a row may store what the next one has read
+    __syncthreads();                      // in place, from here on a row may store what the next one has read
+    const LaneOfRun<T> own(call, block);  // again: there are no registers for it while sequences are found
+    const WordLane<T>& lane = own.lane;
+    const int64_t d = own.d;
+    const bool works = own.works;
+    on_its_way.tokens = own.tokens;
+    on_its_way.x_step = first_parameter_again(p).x_token_stride * static_cast<int64_t>(sizeof(T));
+    on_its_way.x = own.x(first_parameter_again(p)) + kAhead * on_its_way.x_step;
+    const RunMasks* const masks_of_row = masks_of_rows + static_cast<int>(threadIdx.y) * masks;
+    uint32_t any_output = 0, any_dead = 0;
+    for (int n = 0; n < masks; ++n) {
+        any_output |= masks_of_row[n].outputs;
+        any_dead |= masks_of_row[n].dead;
+    }
 
     const CausalConv1dVarlenParams& late = first_parameter_again(p);
     OutputColumn out = output_column<T>(p, d);
-    out.first += begin * out.step;
-    if (works && masks.dead != 0 && late.dead_tokens != DeadTokens::leave) {
+    out.first += own.begin * out.step;
+    if (works && any_dead != 0 && late.dead_tokens != DeadTokens::leave) {
 #pragma unroll 1
-        for (int t = 0; t < tokens; ++t)
-            if (masks.dead >> t & 1)
-                lane.store(out.first + int64_t{t} * out.step,
-                           late.dead_tokens == DeadTokens::zero ? 0 : lane.load(x + (t - kAhead) * x_step));
+        for (int t = 0; t < own.tokens; ++t)
+            if (masks_of_row[t / kMaskTokens].dead >> t % kMaskTokens & 1)
+                lane.store(out.first + int64_t{t} * out.step, late.dead_tokens == DeadTokens::zero
+                                                                  ? 0
+                                                                  : lane.load(on_its_way.x + (t - kAhead) * on_its_way.x_step));
     }
-    WordStores<T> stores(late, first_parameter_again(call).plan, d, out.first, out.step, works ? masks.outputs : 0);
-    const bool has_outputs = works && masks.outputs != 0;
-    if (stores.kTogether ? __ballot(has_outputs) != 0 : has_outputs) {
+    const auto convolve = [&](auto shifts) {
+        constexpr bool kShifts = decltype(shifts)::value;
+        const bool has_outputs = works && any_output != 0;
+        if (!(WordStores<T, kShifts>::kTogether ? __ballot(has_outputs) != 0 : has_outputs)) return;
         with_columns<kWidth - 1>(missing, [&](auto columns) {
             constexpr int kMissing = kWidth - 1 - decltype(columns)::value;
-            convolve_tokens<T, kWidth, kMissing>(on_its_way, stores, taps, lane, out, run, late.use_silu);
+            convolve_tokens<T, kWidth, kMissing, kShifts>(call, on_its_way, masks_of_row, taps, lane, d, works, out, run);
         });
-    }
+    };
+    if (WordLane<T>::kHalves && first_parameter_again(call).plan.shifts)
+        convolve(std::integral_constant<bool, WordLane<T>::kHalves>{});
+    else
+        convolve(std::false_type{});
     if (!works) return;
-    place_begun<T, kChannels, kWidth, (kWidth <= 4 ? kWidth - 1 : 4)>(
-        first_parameter_again(p), first_parameter_again(call).plan, block, begun_in_runs,
-        [&](const char* from) { return lane.load(from); }, [&](char* to, uint32_t v) { lane.store(to, v); });
+#pragma unroll 1
+    for (int n = 0; n < masks; ++n)
+        place_begun<T, kChannels, kWidth, (kWidth <= 4 ? kWidth - 1 : 4)>(
+            first_parameter_again(p), first_parameter_again(call).plan, block, masks_of_rows, masks, n, tokens_of_mask,
+            [&](const char* from) { return lane.load(from); }, [&](char* to, uint32_t v) { lane.store(to, v); });
 }
 
 // Saves the tokens before a block of the next launch, for each row one, after the first.
