@@ -1,4 +1,4 @@
-"""Prefill of mostly short sequences of 16-bit types, which `tile` and `words` make by a launch of its own."""
+"""Prefill of mostly short sequences, which `tile` and `words` make by a launch of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving.prefill_cases import STATE_LAYOUTS, Case, check, expected, kernel_n
 from support.tensors import mismatch
 from hipconv import serving
 
-HALVES = (torch.float16, torch.bfloat16)
+TYPES = (torch.float16, torch.bfloat16, torch.float32)
 # One token each; short ones of any length; those longer than a short one may be, next to each other and at both ends.
 MIXES = (
     [1] * 130,
@@ -32,7 +32,7 @@ def test_short_sequences(device: torch.device, width: int) -> None:
     """In new tensors and in place, with padding and tokens of nobody, in words and not, a slot's columns in rows and not."""
     words = "words" if "words" in kernel_names(device) else "auto"
     for number, (dim, state_layout) in enumerate(itertools.product((64, 34, 19), STATE_LAYOUTS)):
-        mix, dtype = (number // 2 + width) % 3, HALVES[(number + width // 2) % 2]
+        mix, dtype = (number // 2 + width) % 3, TYPES[(number + width) % 3]
         case = Case(MIXES[mix], dim, width, dtype, dtype, state_layout=state_layout, dead_tokens=number % 3)
         case = case._replace(use_silu=number % 2 == 0, has_bias=number % 3 > 0, weight_dtype=(dtype, torch.float32)[mix % 2])
         arguments = case.inputs(device)
@@ -59,7 +59,7 @@ def test_many_strips_and_kernels_give_the_same_bits(device: torch.device) -> Non
 def test_split_and_infinite_weights(device: torch.device) -> None:
     """Where q, k or v begins in a word; taps before a sequence without a state count for nothing, even if infinite."""
     words = "words" if "words" in kernel_names(device) else "auto"
-    for dtype in HALVES:
+    for dtype in TYPES:
         arguments = Case([*[1] * 30, 5, 16, 17, 3, 40, 2], 70, 4, dtype, dtype).inputs(device) | {
             "kernel": words,
             "block_m": 64,

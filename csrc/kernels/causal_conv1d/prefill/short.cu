@@ -74,7 +74,7 @@ int lanes_of_row(int64_t items) {
 PrefillShape shape_of_runs(const CausalConv1dVarlenParams& p) {
     PrefillShape s{};
     s.width = p.width > 4 ? 8 : 4;
-    s.items = ceil_of(p.dim, 2);
+    s.items = ceil_of(p.dim, 4 / element_bytes(p.dtype));
     s.lanes = power_of_two_up_to(s.items, 32);
     s.rows = kWordsThreads / s.lanes;
     s.run = 32;
@@ -87,17 +87,19 @@ int64_t cells_bytes(const CausalConv1dVarlenParams& p) { return p.tokens / kCell
 }  // namespace
 
 bool are_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, int32_t mean, int64_t enough) {
-    if (element_bytes(p.dtype) != 2 || p.state_dtype != p.dtype || p.width < 2 || p.width > 8) return false;
+    if (p.state_dtype != p.dtype || p.width < 2 || p.width > 8) return false;
     if (p.tokens > int64_t{mean} * p.sequences) return false;
     if (!tile.tokens && int64_t{p.tokens} * p.dim < enough) return false;
     if (!PlainIndices::fit(p)) return false;  // so that a sequence reads the slot that it writes, and leaves one state
     const bool rows = p.column_stride == 1 && p.state_dim_stride == p.width - 1 && p.first_column == 0;
-    const bool near = p.x_token_stride >= 0 && p.x_token_stride * 2 < kOffsetLimit && p.slot_stride * 2 < kOffsetLimit &&
-                      p.column_stride * 2 < kOffsetLimit;
-    const int own = p.width % 2 != 0 ? (p.width == 7 ? 4 : (p.width - 1) * 2) : 2;  // bytes to which rows must be aligned
-    const bool aligned_rows = aligned(p.states, own) && p.slot_stride * 2 % own == 0;
+    const int64_t bytes = element_bytes(p.dtype);
+    const bool near = p.x_token_stride >= 0 && p.x_token_stride * bytes < kOffsetLimit &&
+                      p.slot_stride * bytes < kOffsetLimit && p.column_stride * bytes < kOffsetLimit;
+    // So many bytes rows of 16-bit columns must be aligned to.
+    const int own = bytes == 2 && p.width % 2 != 0 ? (p.width == 7 ? 4 : (p.width - 1) * 2) : 2;
+    const bool aligned_rows = aligned(p.states, own) && p.slot_stride * bytes % own == 0;
     return (p.state_dim_stride == 1 || (rows && aligned_rows)) && near && p.x_dim_stride == 1 &&
-           (p.k_dim < 0 || p.k_dim % 2 == 0);
+           (p.k_dim < 0 || bytes == 4 || p.k_dim % 2 == 0);
 }
 
 int64_t short_workspace(const CausalConv1dVarlenParams& p, bool in_place) {
@@ -118,7 +120,7 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
     plan.long_cells = static_cast<uint8_t*>(workspace) + (in_place ? in_place_workspace(p, shape) : 0);
     const bool state_rows = p.state_dim_stride != 1;
     const int items = p.width == 2 ? kItemsOfTwo : 1;
-    const int64_t lane_items = ceil_of(p.dim, 2 * items);
+    const int64_t bytes = element_bytes(p.dtype), lane_items = ceil_of(p.dim, 4 / bytes * items);
     const int lanes = lanes_of_row(lane_items);
     plan.lanes = small_divisor_of(lanes);
     plan.rows = kShortThreads / lanes;
@@ -135,10 +137,10 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
     plan.begun_tokens = shape.past();
     plan.run_tokens = static_cast<int32_t>(shape.rows) * shape.run;
     plan.halos_to_save = in_place ? static_cast<int32_t>((shape.run_blocks - 1) * shape.past()) : 0;
-    plan.x_step = static_cast<uint32_t>(p.x_token_stride * 2);
-    plan.slot_step = static_cast<uint32_t>(p.slot_stride * 2);
-    plan.column_step = static_cast<uint32_t>(p.column_stride * 2);
-    plan.states = static_cast<char*>(p.states) + p.first_column * p.column_stride * 2;
+    plan.x_step = static_cast<uint32_t>(p.x_token_stride * bytes);
+    plan.slot_step = static_cast<uint32_t>(p.slot_stride * bytes);
+    plan.column_step = static_cast<uint32_t>(p.column_stride * bytes);
+    plan.states = static_cast<char*>(p.states) + p.first_column * p.column_stride * bytes;
     const int both = 4 * (p.width - 1);
     plan.rows_in_vectors = state_rows && p.dim % 2 == 0 && aligned(p.states, both) && p.slot_stride * 2 % both == 0;
     plan.rows_in_words = p.width == 7 || (p.dim % 2 == 0 && aligned(p.states, 4) && p.slot_stride % 2 == 0);
@@ -151,10 +153,7 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
     const bool words = p.dim % 2 == 0 && aligned(p.x, 4) && p.x_token_stride % 2 == 0 && outputs_in_words(p) && states_in_words;
     const hipStream_t s = static_cast<hipStream_t>(stream);
     const dim3 grid = grid_of(strips, plan.blocks + ceil_of(plan.halos_to_save, each));
-    if (p.dtype == DType::f16)
-        launch_short_instance<f16>(call, state_rows, words, grid, s);
-    else
-        launch_short_instance<bf16>(call, state_rows, words, grid, s);
+    with_dtype(p.dtype, [&](auto type) { launch_short_instance<decltype(type)>(call, state_rows, words, grid, s); });
 
     runs.run = shape.run;
     runs.plain_indices = true;
@@ -164,14 +163,13 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
     constexpr int64_t kEnoughToLook = 512;
     while (kSeveralRuns && all.each < 64 && across * all.all / all.each > kEnoughToLook) all.each *= 2;
     const dim3 runs_grid = grid_of(across, ceil_of(all.all, all.each)), block(shape.lanes, shape.rows, 1);
-    const auto launch_runs = [&](auto type) {
+    with_dtype(p.dtype, [&](auto type) {
         using T = decltype(type);
         if (shape.width == 4)
             HIPCONV_LAUNCH(true, (causal_conv1d_varlen_long<T, 4>), runs_grid, block, 0, s, WordsCall{p, runs}, all);
         else
             HIPCONV_LAUNCH(true, (causal_conv1d_varlen_long<T, 8>), runs_grid, block, 0, s, WordsCall{p, runs}, all);
-    };
-    p.dtype == DType::f16 ? launch_runs(f16{}) : launch_runs(bf16{});
+    });
     check_launch("causal_conv1d_varlen");
 }
 

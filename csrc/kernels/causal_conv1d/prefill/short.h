@@ -1,4 +1,4 @@
-// Packed calls of mostly short sequences, in 16-bit types, go this way instead of by `tile` or `words`: one launch makes short
+// Packed calls of mostly short sequences go this way instead of by `tile` or `words`: one launch makes short
 // sequences whole, and the starts of all others (short_kernel.h). It also writes down where others have tokens, for the next
 // launch, which makes the runs of these: most of its blocks end at once.
 #pragma once
@@ -50,6 +50,7 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
 
 template <typename T>
 void launch_short_instance(const ShortCall& call, bool state_rows, bool words, dim3 grid, hipStream_t stream);
+extern template void launch_short_instance<float>(const ShortCall&, bool, bool, dim3, hipStream_t);
 extern template void launch_short_instance<f16>(const ShortCall&, bool, bool, dim3, hipStream_t);
 extern template void launch_short_instance<bf16>(const ShortCall&, bool, bool, dim3, hipStream_t);
 

@@ -4,9 +4,9 @@
 // lanes need of their channels, weights above all, stays in registers, and one thread a sequence looks it up for all. While a
 // row makes a few tokens, its next tokens or its next sequence are on their way.
 //
-// A lane has words of two channels, each a row of lanes apart, so that neighbours move neighbouring words at any alignment:
-// halves of words are loaded one by one and stored together, as by `words`. States whose channels lie one behind another go
-// through LDS.
+// A lane has words of two channels, or of one of float32, each a row of lanes apart, so that neighbours move neighbouring
+// words at any alignment: halves of words are loaded one by one and stored together, as by `words`. States whose channels lie
+// one behind another go through LDS.
 #pragma once
 
 #include <hip/hip_runtime.h>
@@ -66,10 +66,12 @@ constexpr int short_blocks(int width, bool words) { return width <= 3 && words ?
 template <typename T, int kWidth, bool kStateRows, bool kWords>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWords)))
     causal_conv1d_varlen_short(ShortCall call) {
-    static_assert(sizeof(T) == 2, "two channels a word");
+    constexpr int kSize = static_cast<int>(sizeof(T)), kChannels = 4 / kSize;  // of a word
+    constexpr bool kHalves = kChannels == 2;
+    static_assert(kWords || kHalves, "an element of 32 bits is a word");
     constexpr int kPast = kWidth - 1, kItems = kWidth == 2 ? kItemsOfTwo : 1, kMoved = kItems * kPast + 1;
     // Where a channel's columns are one word or two, a lane moves them itself.
-    constexpr bool kOwnRows = kStateRows && (kPast == 2 || kPast == 4);
+    constexpr bool kOwnRows = kHalves && kStateRows && (kPast == 2 || kPast == 4);
     constexpr bool kThroughLds = kStateRows && !kOwnRows;
     constexpr int kAhead = kItems > 1 ? 2 : 4;  // tokens on their way
     // Such chunks of tokens go without conditions; one kernel would spill registers.
@@ -85,10 +87,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
     int row = divide(thread, plan.lanes);
     in_a_register(row);
     const int lane = thread - row * lanes;
-    const int32_t strip_d = static_cast<int32_t>(blockIdx.x) * lanes * kItems * 2;
-    const int32_t d = strip_d + lane * 2;
+    const int32_t strip_d = static_cast<int32_t>(blockIdx.x) * lanes * kItems * kChannels;
+    const int32_t d = strip_d + lane * kChannels;
     const int32_t left = row < plan.rows ? p.dim - d : 0;  // channels, from the lane's first one on
-    const auto has = [&](int k) { return left > k * lanes * 2; };
+    const auto has = [&](int k) { return left > k * lanes * kChannels; };
     const auto has_second = [&](int k) { return kWords ? has(k) : left > k * lanes * 2 + 1; };
     let_next_kernel_begin();
     wait_for_kernel_before();
@@ -108,6 +110,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
         return low | high << 16;
     };
     const auto store_alone = [&](char* to, uint32_t both, int k) {
+        if constexpr (!kHalves) {
+            if (has(k)) *global_pointer<uint32_t>(to) = both;
+            return;
+        }
         if (has(k)) *global_pointer<uint16_t>(to) = static_cast<uint16_t>(both);
         if (has_second(k)) *global_pointer<uint16_t>(to + 2) = static_cast<uint16_t>(both >> 16);
     };
@@ -149,7 +155,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
     };
 
     const uint32_t item_bytes = static_cast<uint32_t>(lanes) * 4;
-    const char* const x = kept(static_cast<const char*>(p.x) + d * int64_t{2});
+    const char* const x = kept(static_cast<const char*>(p.x) + d * int64_t{kSize});
     const auto x_at = [&](int32_t token, int k) {
         return x + static_cast<uint64_t>(static_cast<uint32_t>(token)) * plan.x_step + k * item_bytes;
     };
@@ -160,7 +166,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
             const int32_t token = (number + 1) * plan.run_tokens - plan.begun_tokens + i;
 #pragma unroll
             for (int k = 0; k < kItems; ++k)
-                store_alone(plan.halos + (int64_t{q} * p.dim + d) * 2 + k * item_bytes, ask_alone(x_at(token, k), k), k);
+                store_alone(plan.halos + (int64_t{q} * p.dim + d) * kSize + k * item_bytes, ask_alone(x_at(token, k), k), k);
         }
         return;
     }
@@ -187,7 +193,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
     bool finite = true;
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {
-        const int64_t first = has(k) ? d + k * lanes * 2 : 0, second = has_second(k) ? first + 1 : first;
+        const int64_t first = has(k) ? d + k * lanes * kChannels : 0, second = kHalves && has_second(k) ? first + 1 : first;
         with_dtype(p.weight_dtype, [&](auto type) {
             using P = decltype(type);
 #pragma unroll
@@ -219,7 +225,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
     OutputColumn out[kItems];
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {
-        out[k] = output_column<T>(p, has(k) ? d + k * lanes * 2 : 0);
+        out[k] = output_column<T>(p, has(k) ? d + k * lanes * kChannels : 0);
         out[k].first = kept(out[k].first);
     }
     const auto bury = [&](int32_t t) {
@@ -276,13 +282,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
             from += plan.x_step;
         }
     };
-    char* const pool = kept(plan.states + (kThroughLds ? strip_d * int64_t{kPast} : d * int64_t{kStateRows ? kPast : 1}) * 2);
+    char* const pool =
+        kept(plan.states + (kThroughLds ? strip_d * int64_t{kPast} : d * int64_t{kStateRows ? kPast : 1}) * kSize);
     const auto slot_of = [&](const ShortSequence& s) {
         return pool + static_cast<uint64_t>(static_cast<uint32_t>(s.count > 0 ? s.slot : 0)) * plan.slot_step;
     };
     // Rows of columns: the strip's words, of which the first and the last may be others' by half.
-    const int32_t strip_left = p.dim - strip_d < 2 * kItems * lanes ? p.dim - strip_d : 2 * kItems * lanes;
+    const int32_t strip_left = p.dim - strip_d < kChannels * kItems * lanes ? p.dim - strip_d : kChannels * kItems * lanes;
     uint32_t* const row_words = slot_words + row * (lanes * (kMoved - 1) + 1);
+    const auto rows_in_words = [&] { return !kHalves || plan.rows_in_words; };
     const auto skipped_of = [](const char* slot) { return static_cast<int>(reinterpret_cast<uintptr_t>(slot) % 4 / 2); };
     const auto lane_now = [&] {  // sums of it are not kept in registers
         int own = lane;
@@ -310,8 +318,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
 #pragma unroll
                 for (int i = 0; i < kPast / 2; ++i) moved[kPast / 2 + i] = word(words, i);
             }
-        } else if (kStateRows && plan.rows_in_words) {
-            const int words = works && s.has_state ? strip_left * kPast / 2 : 0;
+        } else if (kStateRows && rows_in_words()) {
+            const int words = works && s.has_state ? strip_left * kPast / kChannels : 0;
             int at = lane_now();
 #pragma unroll
             for (int m = 0; m < kMoved - 1; ++m, at += lanes)
@@ -351,7 +359,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
     // A lane asks for one sector of the strip, of one of the first tokens.
     const int sectors = (lanes * kItems + 7) / 8, token_of_sector = lane / sectors, sector = lane - token_of_sector * sectors;
     const char* const sector_x = x + (sector * 32 - lane * 4 + static_cast<int64_t>(token_of_sector) * plan.x_step);
-    const int sector_needs = works && sector * 16 < strip_left ? token_of_sector + 1 : kShortTokens + 1;  // tokens
+    const int sector_needs = works && sector * (32 / kSize) < strip_left ? token_of_sector + 1 : kShortTokens + 1;  // tokens
 
     // ---- sequences ----------------------------------------------------------------------------------------------------------
     const bool use_silu = p.use_silu;
@@ -372,6 +380,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
         const auto set_columns = [&](const auto& words) {
 #pragma unroll
             for (int i = 0; i < kPast; ++i) {
+                if constexpr (!kHalves) {
+                    window[i][0] = has_state ? words(i) : 0;
+                    continue;
+                }
                 const uint32_t first = has_state ? words(i / 2) : 0, second = has_state ? words((kPast + i) / 2) : 0;
                 window[i][0] = two_halves(i, first, kPast + i, second);
             }
@@ -382,8 +394,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
                 from_here_on(own);
                 return static_cast<uint32_t>(own);
             });
-        } else if (kStateRows && plan.rows_in_words) {
-            const int words = works && has_state ? strip_left * kPast / 2 : 0;
+        } else if (kStateRows && rows_in_words()) {
+            const int words = works && has_state ? strip_left * kPast / kChannels : 0;
             int at = lane_now();
 #pragma unroll
             for (int m = 0; m < kMoved - 1; ++m, at += lanes)
@@ -430,7 +442,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
             constexpr int kLines = kStateRows ? 1 : kPast;
 #pragma unroll
             for (int i = 0; i < kLines; ++i) {
-                prefetch_if(columns, live && lane * 16 < strip_left * (kPast / kLines));
+                prefetch_if(columns, live && lane * (32 / kSize) < strip_left * (kPast / kLines));
                 columns += plan.column_step;
             }
         };
@@ -461,7 +473,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
                     if (aside) {
                         const int32_t number =
                             plan.begun_by_token ? s.begin / plan.begun_tokens : first_sequence + round * plan.rows + row;
-                        to = plan.begun + ((int64_t{number} * plan.begun_tokens + t) * p.dim + d) * 2 + k * item_bytes;
+                        to = plan.begun + ((int64_t{number} * plan.begun_tokens + t) * p.dim + d) * kSize + k * item_bytes;
                     }
                     store(to, finished(sum), wanted && has(k), k, true);
 #pragma unroll
@@ -540,6 +552,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
         }
         char* to = slot_of(s);
         const auto columns_as_words = [&](int j) {
+            if constexpr (!kHalves) return window[j][0];
             const int first = 2 * j, second = first + 1;  // halves
             return two_halves(first / kPast, window[first % kPast][0], second / kPast, window[second % kPast][0]);
         };
@@ -559,12 +572,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
                 if (count > 0 && has(0)) *global_pointer<One>(to) = first;
                 if (count > 0 && has_second(0)) *global_pointer<One>(to + 2 * kPast) = second;
             }
-        } else if (kStateRows && plan.rows_in_words) {
+        } else if (kStateRows && rows_in_words()) {
 #pragma unroll
             for (int j = 0; j < kPast; ++j)
                 if (count > 0 && has(0)) row_words[lane * kPast + j] = columns_as_words(j);
             sync_row();
-            const int words = works && count > 0 ? strip_left * kPast / 2 : 0;
+            const int words = works && count > 0 ? strip_left * kPast / kChannels : 0;
             int at = lane_now();
 #pragma unroll
             for (int m = 0; m < kMoved - 1; ++m, at += lanes)
@@ -614,7 +627,10 @@ void launch_short_instance(const ShortCall& call, bool state_rows, bool words, d
     };
     with_width_from_two<8>(call.params.width, [&](auto width) {
         const auto with_rows = [&](auto rows) {
-            words ? launch(width, rows, std::true_type{}) : launch(width, rows, std::false_type{});
+            if constexpr (sizeof(T) == 2) {
+                if (!words) return launch(width, rows, std::false_type{});
+            }
+            launch(width, rows, std::true_type{});
         };
         if constexpr (decltype(width)::value > 2) {
             if (state_rows) return with_rows(std::true_type{});
