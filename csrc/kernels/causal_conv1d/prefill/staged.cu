@@ -22,6 +22,7 @@
 #include "../common/launch.h"
 #include "kernels.h"
 #include "launch/check.h"
+#include "launch/division.h"
 #include "launch_plan.h"
 #include "rows.h"
 #include "staged_begin.h"
@@ -266,7 +267,10 @@ bool rows_are_faster(const CausalConv1dVarlenParams& p, bool in_place) {
     const bool narrow = p.width <= kUsualStagedWidth;
     if (elements >= 1 << 18 && elements < 1 << 21 && (narrow || p.k_dim >= 0)) return false;
     if (element_bytes(p.dtype) == 4 && p.width <= 5 && elements < 8 << 20) return false;
-    return (p.k_dim < 0 && p.out_token_stride == 1) || !narrow;
+    if ((p.k_dim < 0 && p.out_token_stride == 1) || !narrow) return true;
+    // Tiles are wider: the last ones may lie mostly beyond few channels. Small calls lose nevertheless.
+    const int64_t bytes = int64_t{p.dim} * element_bytes(p.dtype);
+    return elements >= 16 << 20 && round_up(bytes, kChannelLineBytes) * 5 >= bytes * 6;
 }
 
 StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, bool in_place) {
