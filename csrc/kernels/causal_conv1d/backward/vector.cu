@@ -107,7 +107,7 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
         if (s.has_steps) {  // a wave has neighbouring channels: 64 bytes of them, where those are neighbours in memory
             const unsigned wide = power_of_two_up_to(p.in.dim, 64 / static_cast<unsigned>(size));
             if (s.lanes > kBwdVectorThreads / wide) s.lanes = kBwdVectorThreads / wide;
-            // Few channels are one wave's: its waves read sectors for all of them at once. Float32 of different orders was slower.
+            // Few channels are one wave's, which then reads sectors for all of them. Float32 of different orders was slower.
             const bool crossed = has_neighbours(p.in.x) != has_neighbours(p.dout);
             if (wide <= 8 && !(size == 4 && crossed) && s.lanes > kBwdVectorLanes / wide) s.lanes = kBwdVectorLanes / wide;
         }

@@ -386,8 +386,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
                                                                bias, dweight, dbias, sums);
         } else {
             const auto step = [&](auto seen) {
-                bwd_vector_step<T, kAllFirst, kTokens, kWidth, kOldest>(seen, p.in.use_silu, window, gradients, weight, bias,
-                                                                        dweight, dbias, sums);
+                bwd_vector_step<T, kAllFirst, kTokens, kWidth, kOldest>(seen, first_parameter_again(p).in.use_silu, window,
+                                                                        gradients, weight, bias, dweight, dbias, sums);
             };
             const bool is_inside = bits.bytes == taps_inside<kTokens, kWidth>().bytes;
             if (kHasPredicates || __ballot(!is_inside))

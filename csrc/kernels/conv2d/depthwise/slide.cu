@@ -3,10 +3,9 @@
 //
 // A thread makes kColumns outputs of a row and of four channels, which one access brings. Its outputs are so far apart that
 // the columns which a tap sees are those that another tap sees, one output on: so a window of kColumns columns slides along a
-// row of x, and a tap costs one column, loaded and turned into floats once. With a stride that is no multiple of the dilation
-// every output in turn is such an output; else taps fall into `phases` that share no column, and take their turns. Filters
-// pass through LDS, all at once if they have room. Where it is cheaper the window slides along columns of x: then the image
-// is turned on its side.
+// row of x, and a tap costs one column, loaded and turned into floats once. Where the stride has a factor that the dilation
+// lacks, taps fall into as many `phases`, which share no column and take their turns. Filters pass through LDS, all at once if
+// they have room. Where it is cheaper the window slides along columns of x: then the image is turned on its side.
 #include <hip/hip_runtime.h>
 
 #include "../common/epilogue.h"
