@@ -95,26 +95,25 @@ def of_integers(case: Case, device: torch.device) -> dict[str, Any]:
     return arguments
 
 
+def assert_exact(case: Case, device: torch.device, algorithm: str) -> None:
+    arguments = of_integers(case, device)
+    out = hipconv.conv2d(**arguments, algorithm=algorithm)
+    expected = reference_of(arguments)
+    assert torch.equal(out, expected.to(case.dtype)), (
+        f"{case}: {(out != expected).nonzero()[:4].tolist()} of {tuple(out.shape)}"
+    )
+
+
 def test_sums_of_small_integers_are_exact(device: torch.device) -> None:
     for case in variants(SHAPES + WALKED):
-        arguments = of_integers(case, device)
-        out = hipconv.conv2d(**arguments, algorithm="depthwise")
-        expected = reference_of(arguments)
-        assert torch.equal(out, expected.to(case.dtype)), (
-            f"{case}: {(out != expected).nonzero()[:4].tolist()} of {tuple(out.shape)}"
-        )
+        assert_exact(case, device, "depthwise")
 
 
 def test_bands_make_the_same_sums(device: torch.device) -> None:
     """The algorithm `depthwise_banded` serves contiguous images. Sums of small integers are exact."""
     for number, case in enumerate(case for case in SHAPES + WALKED if case.padding_mode == "zeros"):
         case = case._replace(dtype=(torch.bfloat16, torch.float16)[number % 2], layout="nchw")
-        arguments = of_integers(case, device)
-        out = hipconv.conv2d(**arguments, algorithm="depthwise_banded")
-        expected = reference_of(arguments)
-        assert torch.equal(out, expected.to(case.dtype)), (
-            f"{case}: {(out != expected).nonzero()[:4].tolist()} of {tuple(out.shape)}"
-        )
+        assert_exact(case, device, "depthwise_banded")
 
 
 def test_bands_keep_what_is_not_finite_where_it_belongs(device: torch.device) -> None:

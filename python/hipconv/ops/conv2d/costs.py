@@ -18,6 +18,16 @@ LEAST_SPLIT_PRODUCTS = 32  # of an output, for split float32: fewer plain sums h
 ENOUGH = 7 / 8  # of the compute units with a block: the idle rest costs less than smaller tiles do
 
 
+def _element_bytes(problem: Problem) -> int:
+    return 4 if problem.dtype == "float32" else 2
+
+
+def _moved_bytes(problem: Problem) -> int:
+    """x is read once, and the result written."""
+    read = problem.batch * problem.in_channels * math.prod(problem.in_size)
+    return _element_bytes(problem) * (read + problem.pixels * problem.out_channels)
+
+
 def step_of(problem: Problem) -> int:
     """Products of an output that a block adds up at a time: 128 bytes of channels."""
     return 32 if problem.dtype == "float32" else 64
@@ -48,8 +58,7 @@ _SLIDING_PRODUCTS, _SLIDING_BYTES = 0.05e6, 2.5
 
 def _depthwise_bytes_us(problem: Problem) -> float:
     """x counts once for each filter of a channel."""
-    size = 4 if problem.dtype == "float32" else 2
-    moved = size * (problem.batch * math.prod(problem.in_size) + problem.pixels) * problem.out_channels
+    moved = _element_bytes(problem) * (problem.batch * math.prod(problem.in_size) + problem.pixels) * problem.out_channels
     return moved / _DEPTHWISE_BYTES
 
 
@@ -149,7 +158,7 @@ def _repacking_us(problem: Problem, parts: int = 1) -> float:
     if _has_places(problem):
         return _repacking_us(repacked(problem), parts)
     pixels = max(problem.pixels, problem.batch * math.prod(problem.in_size)) if problem.kernel != (1, 1) else problem.pixels
-    element = 4 if problem.dtype == "float32" else 2
+    element = _element_bytes(problem)
     each = 16 // element
     rates = _REPACKED_BYTES if problem.layout == "nhwc" or math.prod(problem.in_size) % 4 == 0 else _REPACKED_ODD_BYTES
     return _REPACKING + (1 + parts) * element * pixels * -(-problem.in_channels // each) * each / rates[element]
@@ -205,7 +214,7 @@ def _few_filters_us(problem: Problem, card: Card) -> float | None:
 
     The many small blocks of a compute unit hide what warpgroups, whose tiles would be half empty, wait for.
     """
-    element = 4 if problem.dtype == "float32" else 2
+    element = _element_bytes(problem)
     by_vectors = problem.layout == "nhwc" and problem.in_channels % 8 == 0 and element == 2
     by_pixels = problem.layout == "nchw" and problem.kernel == (1, 1) and (element == 2 or problem.float32_precision == "tf32")
     few = _FEW_FILTERS_LEAST <= problem.out_channels <= _FEW_FILTERS_MOST and problem.groups == 1
@@ -215,7 +224,7 @@ def _few_filters_us(problem: Problem, card: Card) -> float | None:
     costs = _FEW_FILTERS_COSTS[problem.layout]
     rounds = max(1.0, blocks_of(problem, _FEW_FILTERS_TILE) / card.compute_units)
     steps = -(-problem.in_channels // step_of(problem)) * math.prod(problem.kernel)
-    size = element * (problem.batch * problem.in_channels * math.prod(problem.in_size) + problem.pixels * problem.out_channels)
+    size = _moved_bytes(problem)
     tiles = rounds * (costs.step * steps + costs.rest)
     us = costs.launch + tiles + costs.step_alone * steps + costs.moved * size / _FEW_FILTERS_BYTES
     return _FEW_FILTERS_BY_CHANCE * us
@@ -285,7 +294,7 @@ def fma_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -
     """The time of a compute unit's turns, and of all bytes."""
     if not tiles:
         return last_resort(problem, card, tiles, workspace_limit)
-    size = 4 * (problem.batch * problem.in_channels * math.prod(problem.in_size) + problem.pixels * problem.out_channels)
+    size = _moved_bytes(problem)
     along_filters = problem.layout == "nhwc" or problem.out_size == (1, 1)
     by_elements = (problem.filters if along_filters else math.prod(problem.out_size)) % 4 != 0
     by_vectors = problem.layout == "nhwc" and problem.in_channels // problem.groups % 4 == 0
@@ -422,7 +431,7 @@ def warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: 
         return estimate._replace(us=estimate.us + _tf32_moved_us(problem))
     if _half_empty(problem, card, estimate.tile):
         estimate = estimate._replace(us=estimate.us * _HALF_EMPTY)
-    size = 2 * (problem.batch * math.prod(problem.in_size) * problem.in_channels + problem.pixels * problem.out_channels)
+    size = _moved_bytes(problem)
     unaligned = problem.layout == "nhwc" and problem.out_channels % 16 != 0
     rate = _WARPGROUP_UNALIGNED_BYTES if unaligned else _WARPGROUP_BYTES
     return estimate._replace(us=max(estimate.us, _WARPGROUP_LEAST + size / rate))
@@ -627,7 +636,7 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
     if not tiles:
         return last_resort(problem, card, tiles, workspace_limit)
     best = min(tiles, key=cost)
-    size = 2 * (problem.batch * problem.in_channels * math.prod(problem.in_size) + problem.pixels * problem.out_channels)
+    size = _moved_bytes(problem)
     storing = 0.0
     if problem.layout == "nchw":
         storing = problem.pixels * problem.out_channels * (_ALONG_PIXELS + _DIRECT_ELEMENT * (problem.out_size[1] % 4 != 0))
@@ -698,7 +707,7 @@ def few_filters(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
     of_pixel = _FILTERS_PIXEL + _FILTERS_PIECE[read] * -(-problem.in_channels // 32)
     if columns > 32:
         of_pixel *= _FILTERS_COLUMNS
-    size = 2 * (problem.batch * problem.in_channels * math.prod(problem.in_size) + problem.pixels * problem.out_channels)
+    size = _moved_bytes(problem)
     return Estimate(_FILTERS_LAUNCH + max(pixels / card.compute_units * of_pixel, size / _FILTERS_BYTES), tiles[0])
 
 
@@ -744,7 +753,7 @@ def few_products(problem: Problem, card: Card, tiles: Tiles, workspace_limit: in
     stores = problem.layout
     if problem.out_channels % 2 != 0 if stores == "nhwc" else math.prod(problem.out_size) % 4 != 0:
         stores = "elements"
-    moved = 2 * (problem.batch * problem.in_channels * math.prod(problem.in_size) + problem.pixels * problem.out_channels)
+    moved = _moved_bytes(problem)
     of_tile = _FEW_TILE + groups * _FEW_GROUP[stores] + (pieces - 1) * _FEW_PIECE[pairs]
     copied, executed = moved / _FEW_BYTES, -(-problem.pixels // (16 * card.compute_units)) * of_tile
     begin = _FEW + _FEW_FILTERS * groups * pieces
@@ -828,7 +837,7 @@ def skinny_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
     """A launch, a thread's waits, the bytes' time and the instructions' time."""
     if not tiles:
         return last_resort(problem, card, tiles, workspace_limit)
-    element = 4 if problem.dtype == "float32" else 2
+    element = _element_bytes(problem)
     covers = problem.kernel == problem.in_size and problem.groups == 1  # taps that cover x are channels
     chunks, dense = -(-problem.products // _SKINNY_CHUNK), problem.layout == "nhwc" or covers
     by_vectors = dense and (problem.products if covers else problem.in_channels // problem.groups) % _SKINNY_CHUNK == 0
