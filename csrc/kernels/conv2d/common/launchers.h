@@ -89,6 +89,11 @@ std::vector<Conv2dTile> conv2d_depthwise_banded_tiles(const std::string& arch, D
 const char* conv2d_depthwise_banded_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_depthwise_banded(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
+// The same of channels_last images.
+std::vector<Conv2dTile> conv2d_depthwise_strips_tiles(const std::string& arch, DType dtype);
+const char* conv2d_depthwise_strips_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_depthwise_strips(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
 // Any call, by the formula.
 void conv2d_naive(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 

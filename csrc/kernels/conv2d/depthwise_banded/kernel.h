@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include "../common/depthwise_formula.h"
 #include "launch/check.h"
 #include "planes.h"
 
@@ -150,12 +151,6 @@ HIPCONV_INLINE void add_products(typename A::Sums (&sums)[kAcross], const Banded
     }
 }
 
-template <typename T>
-HIPCONV_INLINE uint32_t rounded_pair(Pair v) {
-    if constexpr (!kRoundsNan) v = make_pair(canonical_nan(low(v)), canonical_nan(high(v)));
-    return pack<T>(v);
-}
-
 // Writes the outputs of two columns to LDS: as a word, or the first one and, if it exists, the second.
 HIPCONV_INLINE void store_pair(uint16_t* to, uint32_t both, bool as_word, bool has_second) {
     if (as_word) {
@@ -177,30 +172,9 @@ HIPCONV_INLINE void store_atom(uint16_t* planes, const typename A::Sums& sums, c
         const bool has_second = column + 1 < c.out_width;
         const float first = finish(r, column, sums[e]), second = finish(r, has_second ? column + 1 : column, sums[e + 1]);
         const Pair v = make_pair(first, second);
-        const uint32_t both = c.out_dtype == DType::bf16 ? rounded_pair<bf16>(v) : rounded_pair<f16>(v);
+        const uint32_t both = rounded_pair(c.out_dtype, v);
         store_pair(planes + at, both, c.out_width % 2 == 0 && at % 2 == 0, has_second);
     }
-}
-
-// An output by the formula: where x has what is not finite, a sum with products by the zeros of a band is wrong.
-HIPCONV_INLINE float sum_by_formula(const BandedParams& p, const BandedPlace& at, int image, int row, int column) {
-    const Conv2dParams& c = p.conv;
-    const int64_t plane = offset_in(c.x, image, at.channel, 0, 0), filter = offset_in(c.weight, at.filter, 0, 0, 0);
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int r = 0; r < c.kernel_height; ++r) {
-        const int y = (at.row + row) * c.stride_h - c.pad_top + r * c.dilation_h;
-        if (y < 0 || y >= c.in_height) continue;
-#pragma unroll 1
-        for (int s = 0; s < c.kernel_width; ++s) {
-            const int z = column * c.stride_w - c.pad_left + s * c.dilation_w;
-            if (z < 0 || z >= c.in_width) continue;
-            sum += load_parameter(global_pointer<void>(c.x.data), plane + y * c.x.row_stride + z, c.dtype) *
-                   load_parameter(global_pointer<void>(c.weight.data),
-                                  filter + r * c.weight.row_stride + s * c.weight.column_stride, c.dtype);
-        }
-    }
-    return sum;
 }
 
 // Finishes all sums of a lane, atoms from column `first_column` on, and writes them to LDS.
@@ -253,7 +227,7 @@ HIPCONV_INLINE void store_sums(uint16_t* planes, typename A::Sums (&sums)[kBande
         for (int r = 0; r < A::kRows; ++r) places[r] = BandedRow(p, at, image, i, A::row(lane, r)).place(p, at, image);
         store_atom<A>(planes, sums[0][0], c, places, first_column + j * A::kColumns, lane, [&](int r, int column, float sum) {
             const BandedRow own(p, at, image, i, A::row(lane, r));
-            if (!are_finite) sum = sum_by_formula(p, at, image + own.of, own.row, column);
+            if (!are_finite) sum = depthwise_by_formula(c, image + own.of, at.channel, at.filter, at.row + own.row, column);
             sum += bias;
             if (c.residual.data)
                 sum += load_parameter(global_pointer<void>(c.residual.data),

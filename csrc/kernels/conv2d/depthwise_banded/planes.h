@@ -2,8 +2,8 @@
 // place within 16 bytes here and there. What is no whole vector at a run's ends is copied by elements.
 #pragma once
 
+#include "../common/band_atom.h"
 #include "../common/epilogue.h"
-#include "band_atom.h"
 #include "params.h"
 
 namespace hipconv {

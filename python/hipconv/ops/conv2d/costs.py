@@ -62,6 +62,10 @@ def _depthwise_bytes_us(problem: Problem) -> float:
     return moved / _DEPTHWISE_BYTES
 
 
+# The same of walks of 16-bit types in channels_last by 5 rows of taps or more, by their stride, measured on an H100.
+_WALKING_PRODUCTS = {1: 0.05e6, 2: 0.022e6}
+
+
 def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     """The longer of its bytes and its products."""
     taps, step = problem.kernel, problem.stride
@@ -72,9 +76,9 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
     if problem.layout == "nhwc" and not walks:
         by_products = products / (_SLIDING_PRODUCTS * card.compute_units)
         return Estimate(_DEPTHWISE + max(_SLIDING_BYTES * _depthwise_bytes_us(problem), by_products))
-    return Estimate(
-        _DEPTHWISE + max(_depthwise_bytes_us(problem), products / (_DEPTHWISE_PRODUCTS[walks] * card.compute_units))
-    )
+    has_strips = problem.layout == "nhwc" and problem.dtype != "float32" and taps[0] >= 5
+    rate = _WALKING_PRODUCTS[step[0]] if has_strips else _DEPTHWISE_PRODUCTS[walks]
+    return Estimate(_DEPTHWISE + max(_depthwise_bytes_us(problem), products / (rate * card.compute_units)))
 
 
 def _contiguous_depthwise_us(problem: Problem, card: Card, walks: bool) -> float:
@@ -118,6 +122,25 @@ def depthwise_banded(problem: Problem, card: Card, tiles: Tiles, workspace_limit
     products = steps * groups * problem.kernel[0] * windows * down * (atoms + 2)
     waves = (0.032 * steps * groups + 0.0028 * products + 0.0037 * problem.out_channels * strips) / card.compute_units
     return Estimate(1.14 * (4.7 + 1.3 * _depthwise_bytes_us(problem) + waves), _tile(problem, card, tiles))
+
+
+_STRIPS = 2.0  # microseconds, but for its steps
+_STRIPS_STEP = {1: 0.85, 2: 1.9}  # of a row of outputs, by the stride, whatever the number of taps; measured on an H100
+
+
+def depthwise_strips(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """Add up the steps down the longest of its blocks' segments, of which as few are cut as keep compute units busy."""
+    tile = _tile(problem, card, tiles)
+    strips = problem.batch * -(-problem.out_size[1] // tile[1])
+    channel_blocks = -(-problem.out_channels // (32 if tile[1] == 8 else 16))
+    reach = (problem.kernel[0] - 1) * problem.dilation[0] + 1
+    halo = ((5 if reach <= 5 else 7) - 1) // problem.stride[0]
+    rows = problem.out_size[0]
+    steps = min(
+        -(-(-(-strips * segments // tile[0]) * channel_blocks) // card.compute_units) * (-(-rows // segments) + halo)
+        for segments in range(1, 1 + min(rows, 16))
+    )
+    return Estimate(_STRIPS + max(_STRIPS_STEP[problem.stride[0]] * steps, 1.2 * _depthwise_bytes_us(problem)), tile)
 
 
 # ---- x that is repacked, or gathered -----------------------------------------------------------------------------------------

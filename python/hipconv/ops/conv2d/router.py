@@ -31,6 +31,10 @@ ALGORITHMS = {
         "types",
         costs.depthwise_banded,
     ),
+    "depthwise_strips": Algorithm(
+        "the same of channels_last images: 16 strips of columns at once, down whose rows sums move in registers; 16-bit types",
+        costs.depthwise_strips,
+    ),
     "depthwise": Algorithm(
         "a group for each channel of x: rows of x pass by filters in registers, each read once",
         costs.depthwise,
