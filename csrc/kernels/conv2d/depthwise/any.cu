@@ -12,7 +12,6 @@
 namespace hipconv {
 
 constexpr int kAnyColumns = 4, kAnyTaps = 64;  // taps: in LDS at once
-constexpr int64_t kMostBlocks = 1 << 22;
 
 template <typename T>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any(DepthwiseParams p) {
@@ -20,9 +19,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any
     const int64_t taps = static_cast<int64_t>(p.conv.kernel_height) * p.conv.kernel_width;
     for (uint64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
         const DepthwiseParams& all = first_parameter_again(p);
-        const bool few = all.items < (1u << 31) && all.blocks < (1u << 24);  // whose places are found in 32 bits
-        const auto at = few ? depthwise_place<uint32_t>(all, static_cast<uint32_t>(block), threadIdx.x)
-                            : depthwise_place<uint64_t>(all, block, threadIdx.x);
+        const auto at = depthwise_place(all, block, threadIdx.x);
         const int64_t k = at.unit, row = at.segment, column = static_cast<int64_t>(at.tile) * kAnyColumns;
         const int64_t stride = p.conv.stride_w, dilation = p.conv.dilation_w;
         const bool slides = stride == dilation && p.conv.kernel_width > 1;
@@ -103,8 +100,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any
 
 void depthwise_any(const Conv2dParams& conv, void* stream) {
     const DepthwiseParams p = depthwise_blocks(conv, depthwise_lies_across(conv), 1, kAnyColumns, 1);
-    const int64_t blocks = static_cast<int64_t>(p.blocks);
-    const dim3 grid(static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), 1, 1);
+    const dim3 grid(depthwise_grid(p), 1, 1);
     with_dtype(conv.dtype, [&](auto type) {
         hipLaunchKernelGGL(conv2d_depthwise_any<decltype(type)>, grid, dim3(kDepthwiseThreads, 1, 1), 0,
                            static_cast<hipStream_t>(stream), p);

@@ -89,6 +89,13 @@ HIPCONV_INLINE DepthwisePlace depthwise_place(const DepthwiseParams& p, Number b
     return at;
 }
 
+// The place of a block of any number, which 32 bits find where they can.
+HIPCONV_INLINE DepthwisePlace depthwise_place(const DepthwiseParams& p, uint64_t block, uint32_t thread) {
+    const bool few = p.items < (1u << 31) && p.blocks < (1u << 24);
+    return few ? depthwise_place<uint32_t>(p, static_cast<uint32_t>(block), thread)
+               : depthwise_place<uint64_t>(p, block, thread);
+}
+
 // The unit of an image that a unit of the block is; a block may have units of several images.
 HIPCONV_INLINE int32_t depthwise_unit(const DepthwiseParams& p, const DepthwisePlace& at, uint32_t of_block) {
     const uint32_t unit = static_cast<uint32_t>(at.first_of_image) + of_block, units = static_cast<uint32_t>(p.units);
@@ -160,6 +167,12 @@ inline void cut_segments(DepthwiseParams& p, int32_t segment_rows) {
     const uint64_t fit = (kMostUnits - 1) * places;  // that touch kMostUnits units at most
     p.block_items = static_cast<uint32_t>(fit < kDepthwiseThreads ? fit : kDepthwiseThreads);
     p.blocks = (p.items + p.block_items - 1) / p.block_items;
+}
+
+// The blocks of a launch whose blocks take turns where there are more than these.
+inline unsigned depthwise_grid(const DepthwiseParams& p) {
+    constexpr uint64_t kMost = 1 << 22;
+    return static_cast<unsigned>(p.blocks < kMost ? p.blocks : kMost);
 }
 
 // Cuts the work of a call, given the number of rows of a segment. `unit` and `columns` are those of the kernel: channels of a

@@ -20,7 +20,6 @@ namespace {
 
 constexpr int kQuad = 4;            // channels of a thread: a unit
 constexpr int kSlideVectors = 640;  // of four floats, in LDS: 71 taps of 32 channels
-constexpr int64_t kMostBlocks = 1 << 22;
 
 struct SlideParams {
     DepthwiseParams all;
@@ -177,9 +176,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, slide_blocks(kColumns, 
     const int taps = p.all.conv.kernel_height * p.all.conv.kernel_width, pitch = static_cast<int>(p.all.block_units) + 1;
     for (uint64_t block = blockIdx.x; block < p.all.blocks; block += gridDim.x) {
         const DepthwiseParams& all = first_parameter_again(p).all;
-        const bool few = all.items < (1u << 31) && all.blocks < (1u << 24);  // whose places are found in 32 bits
-        const auto at = few ? depthwise_place<uint32_t>(all, static_cast<uint32_t>(block), threadIdx.x)
-                            : depthwise_place<uint64_t>(all, block, threadIdx.x);
+        const auto at = depthwise_place(all, block, threadIdx.x);
         const int k = at.unit * kQuad, apart = p.apart, of_apart = at.tile / apart;
         const int column = of_apart * apart * kColumns + at.tile - of_apart * apart;
         QuadSource<kPlain> from{};
@@ -360,8 +357,7 @@ void depthwise_slide(const Conv2dParams& conv, void* stream) {
             if (columns != 0 && (cycles >= least || (of_thread == 8 && !plan.plain))) continue;
             p = plan, columns = of_thread, least = cycles;
         }
-    const int64_t blocks = static_cast<int64_t>(p.all.blocks);
-    const dim3 grid(static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), 1, 1);
+    const dim3 grid(depthwise_grid(p.all), 1, 1);
     with_dtype(conv.dtype, [&](auto type) {
         using T = decltype(type);
         const auto slide = !p.plain       ? conv2d_depthwise_slide<T, 4, false>
