@@ -102,12 +102,12 @@ HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateF
     }
 }
 
-// S is the states' type. Calls store(t, result) with the first kWidth - 1 outputs, t counted from the sequence's first token.
+// S is the states' type. The first kWidth - 1 outputs go to the places of outputs_of(), which is asked late.
 // `taps` are the channels' parameters: taps.fetch() comes early, taps.unpack(j, weight, bias) is when pair j of the channels
 // needs them.
-template <typename T, typename S, int kChannels, int kWidth, bool kAnyWidth, typename Taps, typename Store>
+template <typename T, typename S, int kChannels, int kWidth, bool kAnyWidth, typename Taps, typename OutputsOf>
 HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm form, const PackedSequence& s, int32_t d,
-                                   Taps taps, Store store) {
+                                   Taps taps, OutputsOf outputs_of) {
     constexpr int kPast = kWidth - 1, kPairs = (kChannels + 1) / 2;
     using Vector = Words<T, kChannels>;
     using StateVector = Words<S, kChannels>;
@@ -169,43 +169,54 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
             set_pair<T>(results[t], j, use_silu ? silu(sum) : sum);
         }
     }
+    const OutputColumn outputs = outputs_of();
+    char* output = outputs.first;
 #pragma unroll
-    for (int t = 0; t < kPast; ++t)
-        if (t < length) store(t, results[t]);
+    for (int t = 0; t < kPast; ++t) {
+        if (t < length) *reinterpret_cast<Vector*>(output) = results[t];
+        output += outputs.step;
+    }
 
     // A new state has the inputs before a position; close to the start, it is the initial state with the first inputs shifted
     // in.
     const auto converted = [](Vector from) {
-        StateVector to{};
+        if constexpr (sizeof(S) == sizeof(T)) {
+            return from;
+        } else {
+            StateVector to{};
 #pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-            Pair v = pair_of<T>(from, j);
-            if (sizeof(S) < sizeof(T)) v = make_pair(canonical_nan(low(v)), canonical_nan(high(v)));
-            set_pair<S>(to, j, v);
+            for (int j = 0; j < kPairs; ++j) {
+                Pair v = pair_of<T>(from, j);
+                if (sizeof(S) < sizeof(T)) v = make_pair(canonical_nan(low(v)), canonical_nan(high(v)));
+                set_pair<S>(to, j, v);
+            }
+            return to;
         }
-        return to;
     };
     const auto store_new = [&](int32_t slot, int32_t position, const Vector(&inputs)[kPast]) {
         StateVector window[kPast];
 #pragma unroll
         for (int i = 0; i < kPast; ++i) window[i] = position < kPast ? state[i] : converted(inputs[i]);
+        if (position < kPast) {
 #pragma unroll
-        for (int step = 0; step < kPast - 1; ++step) {
-            if (position >= kPast || step >= position) continue;
+            for (int step = 0; step < kPast - 1; ++step) {
+                if (step >= position) continue;
 #pragma unroll
-            for (int i = 0; i < kPast - 1; ++i) window[i] = window[i + 1];
-            window[kPast - 1] = converted(first[step]);
+                for (int i = 0; i < kPast - 1; ++i) window[i] = window[i + 1];
+                window[kPast - 1] = converted(first[step]);
+            }
         }
         store_state<S, kChannels, kPast>(slot_begin(slot), first_parameter_again(p), form, missing, window);
     };
     if (!kLastEarly) load_inputs(length, last);
-    if (s.write_slot != kNoSlot) store_new(s.write_slot, length, last);
-    const Boundaries boundaries = boundaries_of(first_parameter_again(p), s);
-    for (int32_t n = 1; n <= boundaries.count; ++n) {
-        const StateToWrite to = boundary_state(first_parameter_again(p), s, boundaries, n);
-        if (to.slot == kNoSlot) continue;
-        load_inputs(to.position, last);
-        store_new(to.slot, to.position, last);
+    StateToWrite to{s.write_slot, length};
+#pragma unroll 1
+    for (int32_t n = 1;; ++n) {  // one body for all states, since the code of it is long
+        if (to.slot != kNoSlot) store_new(to.slot, to.position, last);
+        const Boundaries boundaries = boundaries_of(first_parameter_again(p), s);  // there are no registers for it before
+        if (n > boundaries.count) break;
+        to = boundary_state(first_parameter_again(p), s, boundaries, n);
+        if (to.slot != kNoSlot) load_inputs(to.position, last);
     }
 }
 

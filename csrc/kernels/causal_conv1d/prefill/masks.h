@@ -102,14 +102,15 @@ __device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, c
                                             Store store) {
     constexpr int kPast = kWidth - 1;
     if (plan.phase != VarlenPhase::runs) return;
-    int row = static_cast<int>(threadIdx.y);
+    int row = static_cast<int>(threadIdx.y), across = static_cast<int>(threadIdx.x);
     from_here_on(row);
+    from_here_on(across);
     uint32_t left = begun_in_runs[row * runs + number].begun;
     if (left == 0) return;
     int32_t b = begun_in_runs[row * runs + number].sequence;
     const EitherIndices indices{first_parameter_again(p), plan.plain_indices};
     const int64_t begin = ((static_cast<int64_t>(block) * blockDim.y + row) * runs + number) * tokens;
-    const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
+    const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + across) * kChannels;
     const OutputColumn column = output_column<T>(p, d);
     while (left != 0) {
         const int32_t token = static_cast<int32_t>(begin) + __popc((left & (0 - left)) - 1);

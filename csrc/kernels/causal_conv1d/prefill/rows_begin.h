@@ -50,13 +50,12 @@ struct OutPlace {
     }
 };
 
-// A thread marks what its sequence, of number `b`, is in the span, as one of those found, and returns the slot that it reads
-// there. `kinds` are those of the tokens from number * kSpan on, and
-// of kHalo tokens before it.
+// A thread marks what its sequence, of number `b`, is in the span, as one of those found. `kinds` are those of the tokens from
+// number * kSpan on, and of kHalo tokens before it.
 template <typename T>
-__device__ __forceinline__ int32_t mark_begin(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t b, int place,
-                                              int32_t begin, BeginInTile* found, uint8_t* kinds, SpanEnds* ends,
-                                              SpanOfRows& span) {
+__device__ __forceinline__ void mark_begin(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t b, int place,
+                                           int32_t begin, BeginInTile* found, uint8_t* kinds, SpanEnds* ends,
+                                           SpanOfRows& span) {
     constexpr int kSpan = RowsShape<T>::kSpan, kTokens = RowsShape<T>::kTokens;
     const int32_t past = p.width - 1;
     BeginInTile entry{0, 0, kNoSlot, kNoSlot};
@@ -90,7 +89,6 @@ __device__ __forceinline__ int32_t mark_begin(const CausalConv1dVarlenParams& p,
         }
     }
     found[place] = entry;
-    return entry.read_slot;
 }
 
 // The window of a channel in slots of the pool, where the instance's first column may be missing.
@@ -161,13 +159,12 @@ struct WindowsAhead {
     }
 };
 
-// Makes `count` starts of sequences of the span that begins with token `begin`. The lines are the span's inputs and outputs in
-// LDS; `state` is the first one's, on its way.
+// Makes `count` starts of sequences of the span that begins with token `begin`, or a row's share of them, which has one. The
+// lines are the span's inputs and outputs in LDS.
 template <typename T, int kWidth>
 __device__ __forceinline__ void make_row_begins(const StagedCall& call, const BeginInTile* found, int count, int32_t begin,
-                                                int32_t first_channel, const char* x_lines, char* out_lines, const float* taps,
-                                                const WindowOfSlot<T, kWidth>& windows,
-                                                typename WordsOf<sizeof(T)>::type (&state)[kWidth - 1]) {
+                                                int32_t first_channel, const char* x_lines, char* out_lines,
+                                                const float* taps) {
     using Shape = RowsShape<T>;
     using Bits = typename WordsOf<sizeof(T)>::type;
     constexpr int kPast = kWidth - 1, kRows = kRowsThreads / kRowsChannels, kSpan = Shape::kSpan;
@@ -177,6 +174,9 @@ __device__ __forceinline__ void make_row_begins(const StagedCall& call, const Be
     const int thread = thread_from_here_on();
     const int row = thread / kRowsChannels, channel = thread % kRowsChannels;
     const int32_t d = first_channel + channel;
+    const WindowOfSlot<T, kWidth> windows(call, d);
+    Bits state[kPast]{};
+    windows.ask(found[row].read_slot, state);
     const int missing = missing_taps<kWidth, true>(p), past = kPast - missing;
     const int apart = elements_apart<T>(static_cast<const T*>(params().x) + (d * params().x_dim_stride + begin));
     begin -= apart;  // of this channel

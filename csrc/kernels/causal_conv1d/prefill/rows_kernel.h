@@ -510,33 +510,27 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             if (tap >= missing && tap < kWidth) to[tap] = parameter_of(weight, params().weight_dtype);
             if (tap == 0) to[kWidth] = params().bias ? parameter_of(bias, params().bias_dtype) : 0.0f;
         }
-        // A row of lanes that makes starts looks up its own: number `start_row` and each kStartRows-th one after it. So the
-        // state of the first one can come before all of them are known.
-        constexpr int kStartRows = kRowsThreads / kRowsChannels;
+        // Threads look up a sequence each, in order, so that few sequences are one wave's work. A row of lanes makes the starts of
+        // number `start_row` and of each kStartRows-th one after it.
         const int again = thread_from_here_on();
         const int start_row = again / kRowsChannels, start_lane = again % kRowsChannels;
-        const int own_start = start_lane * kStartRows + start_row;
         const auto look_up = [&](int32_t first) {
-            if (own_start >= kRowsFound) return kNoSlot;
+            if (again >= kRowsFound) return;
             PackedSequence s{};
-            if (first + own_start < params().sequences) s = indices_of(call).sequence(first + own_start);
-            return mark_begin<T>(params(), s, first + own_start, own_start, begin, found, kinds, ends, span);
+            if (first + again < params().sequences) s = indices_of(call).sequence(first + again);
+            mark_begin<T>(params(), s, first + again, again, begin, found, kinds, ends, span);
         };
-        WindowOfSlot<T, kWidth> windows(call, first_channel + start_lane);
-        Bits state[kWidth - 1]{};
 #pragma unroll 1
         while (true) {
-            int32_t first_slot = look_up(sequence);
-            first_slot = __shfl(first_slot, 0, kRowsChannels);
-            if (start_lane < channels) windows.ask(first_slot, state);
+            look_up(sequence);
             __syncthreads();
             const int count = span.count;
             const bool more = span.more, has_begins = span.has_begins;
-            if (has_begins && start_lane < channels)
-                make_row_begins<T, kWidth>(call, found, count, begin, first_channel, x_lines, out_lines, taps, windows, state);
+            if (has_begins && start_row < count && start_lane < channels)
+                make_row_begins<T, kWidth>(call, found, count, begin, first_channel, x_lines, out_lines, taps);
             if (more || has_begins) __syncthreads();
             if (!more) break;
-            if (own_start == 0) span.count = span.more = 0;
+            if (again == 0) span.count = span.more = 0;
             sequence += kRowsFound;
             __syncthreads();
         }

@@ -212,15 +212,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
         constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(S));
         const auto make = [&](const PackedSequence& s, int32_t first) {
             if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
-            const auto store = [&](int t, auto result) {
-                const OutputColumn column = output_column<T>(p, first);
-                char* to = column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step;
+            const auto outputs_of = [&] {
                 if (plan.begun && s.end - s.begin >= kWidth - 1)
-                    to = begun_place<T, kWidth>(p, plan, s.number, s.begin, first, t);
-                *reinterpret_cast<decltype(result)*>(to) = result;
+                    return OutputColumn{begun_place<T, kWidth>(p, plan, s.number, s.begin, first, 0),
+                                        static_cast<uint32_t>(p.dim) * static_cast<uint32_t>(sizeof(T))};
+                OutputColumn column = output_column<T>(p, first);
+                column.first += static_cast<int64_t>(s.begin) * column.step;
+                return column;
             };
             const TapsInMemory<T, kFew, kWidth, kAnyWidth> taps(p, first);
-            begin_sequence<T, S, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+            begin_sequence<T, S, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, outputs_of);
         };
         if constexpr (!kSeveralBegins) return make(look_up(thread / lanes), static_cast<int32_t>(d));
 #pragma unroll 1

@@ -211,9 +211,10 @@ struct StartOfRow {
                                          const uint32_t (&first)[kPast], const Ahead (&inputs)[kPast], int32_t position) {
 #pragma unroll
         for (int i = 0; i < kPast; ++i) window[i] = position < kPast ? state[i] : converted(Lane::joined(inputs[i]));
+        if (position >= kPast) return;
 #pragma unroll
         for (int step = 0; step < kPast - 1; ++step) {
-            if (position >= kPast || step >= position) continue;
+            if (step >= position) continue;
 #pragma unroll
             for (int i = 0; i < kPast - 1; ++i) window[i] = window[i + 1];
             window[kPast - 1] = converted(first[step]);
@@ -328,15 +329,16 @@ struct StartOfRow {
             return SlotOfLane<T, S, kWidth>(params(), plan().state_form, slot, d, lane.has_second);
         };
         if (!works() || tokens == 0) return;
-        slot_of(s.write_slot).store(after, missing_now());
         const Boundaries boundaries = boundaries_of(params(), s);
+        StateToWrite target{s.write_slot, tokens};
 #pragma unroll 1
-        for (int32_t n = 1; n <= boundaries.count; ++n) {
-            const StateToWrite target = boundary_state(params(), s, boundaries, n);
+        for (int32_t n = 1;; ++n) {  // one body for all states, since the code of it is long
+            if (target.slot != kNoSlot) slot_of(target.slot).store(after, missing_now());
+            if (n > boundaries.count) break;
+            target = boundary_state(params(), s, boundaries, n);
             if (target.slot == kNoSlot) continue;
             ask_last(target.position);
             new_state(after, state, first, last, target.position);
-            slot_of(target.slot).store(after, missing_now());
         }
     }
 };
