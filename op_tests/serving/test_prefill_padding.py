@@ -103,6 +103,18 @@ def test_in_place_at_any_width_and_stride(device: torch.device, width: int) -> N
             check_in_place(arguments, [name for name in in_place_kernels(device) if name not in unserved])
 
 
+@pytest.mark.parametrize("width", range(2, 9))
+def test_starts_that_are_put_aside_in_place(device: torch.device, width: int) -> None:
+    """Sequences as long as a window reaches back, and a token more or less; the places of their first outputs go by tokens
+    where most sequences are empty.
+    """
+    lengths = [width - 1] * 9 + [width] * 5 + [max(1, width - 2)] * 4 + [40, width - 1, 70, width + 1]
+    for number, (empty, dtype) in enumerate(itertools.product((0, 12), (torch.bfloat16, torch.float32))):
+        with_empty = [length for own in lengths for length in (own, *[0] * empty)]
+        case = Case(with_empty, 24, width, dtype, dtype, state_layout=STATE_LAYOUTS[(number + width) % 2])
+        check_in_place(case.inputs(device), in_place_kernels(device))
+
+
 def test_in_place_keeps_the_states_at_boundaries(device: torch.device) -> None:
     """In `tile` and `words`; else by way of a temporary, as those inputs may lie anywhere, and be overwritten."""
     for block in (1, 16, 64):

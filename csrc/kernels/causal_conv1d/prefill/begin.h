@@ -169,11 +169,12 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
             set_pair<T>(results[t], j, use_silu ? silu(sum) : sum);
         }
     }
+    const int past = kPast - missing_taps<kWidth, kAnyWidth>(p), made = length < past ? length : past;
     const OutputColumn outputs = outputs_of();
     char* output = outputs.first;
 #pragma unroll
     for (int t = 0; t < kPast; ++t) {
-        if (t < length) *reinterpret_cast<Vector*>(output) = results[t];
+        if (t < made) *reinterpret_cast<Vector*>(output) = results[t];
         output += outputs.step;
     }
 

@@ -18,13 +18,11 @@ inline bool staged_needs_one_launch(const CausalConv1dVarlenParams& p, const Var
 }
 
 // Sequences whose start is put aside begin at least its length apart.
-inline bool begun_by_token(const CausalConv1dVarlenParams& p, const PrefillShape& shape) {
-    return p.tokens / shape.past() + 1 < p.sequences;
-}
+inline bool begun_by_token(const CausalConv1dVarlenParams& p) { return p.tokens / (p.width - 1) + 1 < p.sequences; }
 
 inline int64_t in_place_workspace(const CausalConv1dVarlenParams& p, const PrefillShape& shape) {
-    const int64_t begun = begun_by_token(p, shape) ? p.tokens / shape.past() + 1 : p.sequences;
-    return halo_bytes(p, shape) + begun * shape.past() * p.dim * element_bytes(p.dtype);
+    const int64_t past = p.width - 1, begun = begun_by_token(p) ? p.tokens / past + 1 : p.sequences;
+    return halo_bytes(p, shape) + begun * past * p.dim * element_bytes(p.dtype);
 }
 
 // launch(plan, runs, begins): so many blocks of each kind.
@@ -33,7 +31,7 @@ void launch_in_place(const CausalConv1dVarlenParams& p, const PrefillShape& shap
     Plan plan{};
     plan.halos = static_cast<char*>(workspace);
     plan.begun = plan.halos + halo_bytes(p, shape);
-    plan.begun_by_token = begun_by_token(p, shape);
+    plan.begun_by_token = begun_by_token(p);
     plan.phase = VarlenPhase::begins;
     launch(plan, (shape.run_blocks - 1 + shape.rows - 1) / shape.rows, shape.begin_blocks);
     plan.phase = VarlenPhase::runs;

@@ -69,10 +69,11 @@ struct PrefillShape {
 };
 
 // Cuts the tokens into runs: of `usual` tokens, or shorter ones, so that a large card is full, or as long as block_m says.
+// `enough` threads are those that fill it.
 inline void cut_into_runs(PrefillShape& s, const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place,
-                          int32_t usual, int32_t most) {
+                          int32_t usual, int32_t most, int enough) {
     s.run = usual;
-    while (s.run > 4 && s.items * (p.tokens / s.run) < kEnoughThreads) s.run /= 2;
+    while (s.run > 4 && s.items * (p.tokens / s.run) < enough) s.run /= 2;
     if (const int tokens = power_of_two("block_m", tile.tokens))
         s.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(s.rows), most));
     while (in_place && s.run < s.past()) s.run *= 2;  // a row's halo lies in the row before

@@ -11,6 +11,7 @@ namespace hipconv {
 struct BegunInRun {
     uint32_t begun;    // the first tokens of live sequences of at least `past` tokens
     int32_t sequence;  // the one that the run begins in, or one before it
+    int32_t begin;     // the run's first token
 };
 
 // These masks tell, with a bit for each token, which tokens of the run this row stores.
@@ -82,24 +83,24 @@ __device__ __forceinline__ RunMasks masks_of_run(const SequenceFinders<Indices>&
             begun |= __shfl_xor(begun, other);
         }
     }
-    return one_sequence ? RunMasks{{0, 0}, inside, 0} : RunMasks{{begun, first_sequence}, outputs, inside & ~live};
+    return one_sequence ? RunMasks{{0, 0, first}, inside, 0}
+                        : RunMasks{{begun, first_sequence, first}, outputs, inside & ~live};
 }
 
 // This is where an output of a sequence's start is put aside.
-template <typename T, int kWidth>
+template <typename T>
 HIPCONV_INLINE char* begun_place(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, int32_t number, int32_t start,
                                  int64_t d, int32_t t) {
-    constexpr int kPast = kWidth - 1;
-    const int64_t row = int64_t{plan.begun_by_token ? start / kPast : number} * kPast + t;
+    const int32_t past = first_parameter_again(p).width - 1;
+    const int64_t row = int64_t{plan.begun_by_token ? start / past : number} * past + t;
     return plan.begun + (row * p.dim + d) * static_cast<int64_t>(sizeof(T));
 }
 
 // Brings the first outputs of sequences to their places, when their inputs are not needed any more, by load(from) and
-// store(to, loaded), of a sequence so many at once: in part `number` of `runs` of a row's run, each of so many tokens.
+// store(to, loaded), of a sequence so many at once: in part `number` of `runs` of a row's run.
 template <typename T, int kChannels, int kWidth, int kAtOnce, typename Begun, typename Load, typename Store>
-__device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
-                                            const Begun* begun_in_runs, int runs, int number, int32_t tokens, Load load,
-                                            Store store) {
+__device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, const VarlenPlan& plan,
+                                            const Begun* begun_in_runs, int runs, int number, Load load, Store store) {
     constexpr int kPast = kWidth - 1;
     if (plan.phase != VarlenPhase::runs) return;
     int row = static_cast<int>(threadIdx.y), across = static_cast<int>(threadIdx.x);
@@ -108,18 +109,18 @@ __device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, c
     uint32_t left = begun_in_runs[row * runs + number].begun;
     if (left == 0) return;
     int32_t b = begun_in_runs[row * runs + number].sequence;
+    const int32_t begin = begun_in_runs[row * runs + number].begin;
     const EitherIndices indices{first_parameter_again(p), plan.plain_indices};
-    const int64_t begin = ((static_cast<int64_t>(block) * blockDim.y + row) * runs + number) * tokens;
     const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + across) * kChannels;
     const OutputColumn column = output_column<T>(p, d);
     while (left != 0) {
-        const int32_t token = static_cast<int32_t>(begin) + __popc((left & (0 - left)) - 1);
+        const int32_t token = begin + __popc((left & (0 - left)) - 1);
         while (b + 1 < p.sequences && indices.start(b + 1) <= token) ++b;
         const int32_t start = indices.start(b), first = token - start;
-        uint32_t wanted = left >> (token - static_cast<int32_t>(begin)) << first;  // a bit for each of the sequence's outputs
-        wanted &= lowest_bits(kPast);
-        left &= ~(wanted >> first << (token - static_cast<int32_t>(begin)));
-        const char* const from = begun_place<T, kWidth>(p, plan, b, start, d, 0);
+        uint32_t wanted = left >> (token - begin) << first;  // a bit for each of the sequence's outputs
+        wanted &= lowest_bits(first_parameter_again(p).width - 1);
+        left &= ~(wanted >> first << (token - begin));
+        const char* const from = begun_place<T>(p, plan, b, start, d, 0);
         char* const to = column.first + int64_t{start} * column.step;
 #pragma unroll
         for (int first_of_these = 0; first_of_these < kPast; first_of_these += kAtOnce) {

@@ -91,6 +91,12 @@ __device__ __forceinline__ void mark_begin(const CausalConv1dVarlenParams& p, co
     found[place] = entry;
 }
 
+// Taps of the instance that the call lacks; that of width 2 has no other width.
+template <int kWidth>
+HIPCONV_INLINE int missing_in_rows(const CausalConv1dVarlenParams& p) {
+    return kWidth == 2 ? 0 : missing_taps<kWidth, true>(p);
+}
+
 // The window of a channel in slots of the pool, where the instance's first column may be missing.
 template <typename T, int kWidth>
 struct WindowOfSlot {
@@ -98,22 +104,22 @@ struct WindowOfSlot {
     static constexpr int kPast = kWidth - 1, kSize = static_cast<int>(sizeof(T));
 
     const CausalConv1dVarlenParams& p;
-    int in_slot;  // bytes
+    char* in_first_slot;
 
     HIPCONV_INLINE WindowOfSlot(const StagedCall& call, int32_t d) : p(call.params) {
         const CausalConv1dVarlenParams& again = first_parameter_again(p);
-        in_slot = static_cast<int>(d * again.state_dim_stride +
-                                   (again.first_column - missing_taps<kWidth, true>(p)) * again.column_stride) *
-                  kSize;
+        in_first_slot = kept(
+            static_cast<char*>(again.states) +
+            (d * again.state_dim_stride + (again.first_column - missing_in_rows<kWidth>(p)) * again.column_stride) * kSize);
     }
 
     // Calls f(i, address) for the columns.
     template <typename F>
     HIPCONV_INLINE void for_columns(int32_t slot, F f) const {
         const CausalConv1dVarlenParams& again = first_parameter_again(p);
-        const int missing = missing_taps<kWidth, true>(p);
-        char* column = static_cast<char*>(again.states) + (slot * again.slot_stride * int64_t{kSize} + in_slot);
-        if (again.column_stride == 1) {
+        const int missing = missing_in_rows<kWidth>(p);
+        char* column = in_first_slot + slot_bytes(static_cast<uint32_t>(slot), again);
+        if (kPast == 1 || again.column_stride == 1) {
 #pragma unroll
             for (int i = 0; i < kPast; ++i)
                 if (has_tap(i, missing)) f(i, column + i * kSize);
@@ -125,6 +131,10 @@ struct WindowOfSlot {
                 column += step;
             }
         }
+    }
+    // Slots lie less than 2 GiB apart (rows_serve).
+    static HIPCONV_INLINE uint64_t slot_bytes(uint32_t slot, const CausalConv1dVarlenParams& p) {
+        return uint64_t{slot} * (static_cast<uint32_t>(p.slot_stride) * static_cast<uint32_t>(kSize));
     }
     HIPCONV_INLINE void ask(int32_t slot, Bits (&state)[kPast]) const {
         if (slot == kNoSlot) return;
@@ -153,9 +163,9 @@ struct WindowsAhead {
     }
     HIPCONV_INLINE void ask(int32_t slot) const {
         const CausalConv1dVarlenParams& again = first_parameter_again(p);
-        prefetch_if(
-            static_cast<const char*>(again.states) + (slot * again.slot_stride * static_cast<int64_t>(sizeof(T)) + in_slot),
-            in_slot >= 0 && slot != kNoSlot);
+        prefetch_if(static_cast<const char*>(again.states) + in_slot +
+                        WindowOfSlot<T, 2>::slot_bytes(static_cast<uint32_t>(slot), again),
+                    in_slot >= 0 && slot != kNoSlot);
     }
 };
 
@@ -177,7 +187,7 @@ __device__ __forceinline__ void make_row_begins(const StagedCall& call, const Be
     const WindowOfSlot<T, kWidth> windows(call, d);
     Bits state[kPast]{};
     windows.ask(found[row].read_slot, state);
-    const int missing = missing_taps<kWidth, true>(p), past = kPast - missing;
+    const int missing = missing_in_rows<kWidth>(p), past = kPast - missing;
     const int apart = elements_apart<T>(static_cast<const T*>(params().x) + (d * params().x_dim_stride + begin));
     begin -= apart;  // of this channel
     const T* const x_line = reinterpret_cast<const T*>(x_lines + channel * Shape::kLineBytes) + kHalo;

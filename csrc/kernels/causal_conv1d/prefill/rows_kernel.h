@@ -169,7 +169,7 @@ __device__ __forceinline__ void make_rows(const StagedCall& call, int32_t begin,
     const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
     const int thread = thread_from_here_on();
     const int row = thread / kRowLanes, lane = thread % kRowLanes;
-    const int missing = missing_taps<kWidth, true>(p);
+    const int missing = missing_in_rows<kWidth>(p);
     char* const out_lines = reinterpret_cast<char*>(out_cells);
     const int apart =
         elements_apart<T>(static_cast<const T*>(params().x) + ((int64_t{first_channel} + row) * params().x_dim_stride + begin));
@@ -399,7 +399,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
         // x, the vectors before it, and weights and biases are on their way while sequences are looked up.
         Words4 cells[kMine], halo{};
         uint32_t weight = 0, bias = 0;
-        const int missing = missing_taps<kWidth, true>(p);
+        const int missing = missing_in_rows<kWidth>(p);
         const int tap_channel = thread % kRowsChannels, own_tap = thread / kRowsChannels;
         constexpr int kHaloCells = Shape::kHaloCells, kAllHaloCells = kRowsChannels * kHaloCells;
         static_assert(kAllHaloCells <= kRowsThreads && kWidth <= kRowsThreads / kRowsChannels, "a thread has one at most");
@@ -510,8 +510,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             if (tap >= missing && tap < kWidth) to[tap] = parameter_of(weight, params().weight_dtype);
             if (tap == 0) to[kWidth] = params().bias ? parameter_of(bias, params().bias_dtype) : 0.0f;
         }
-        // Threads look up a sequence each, in order, so that few sequences are one wave's work. A row of lanes makes the starts of
-        // number `start_row` and of each kStartRows-th one after it.
+        // Threads look up a sequence each, in order, so that few sequences are one wave's work. A row of lanes makes the starts
+        // of number `start_row` and of those a whole number of times the rows of a block behind it.
         const int again = thread_from_here_on();
         const int start_row = again / kRowsChannels, start_lane = again % kRowsChannels;
         const auto look_up = [&](int32_t first) {

@@ -30,8 +30,12 @@ __device__ __forceinline__ bool has_long_sequences(const CausalConv1dVarlenParam
     return __ballot(found) != 0;
 }
 
+// The number of blocks of a compute unit, by registers.
+constexpr int long_blocks(int width) { return !kHasPredicates ? 3 : width <= 4 ? 6 : 5; }
+
 template <typename T, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, 3) causal_conv1d_varlen_long(WordsCall call, LongRuns runs) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, long_blocks(kWidth))
+    causal_conv1d_varlen_long(WordsCall call, LongRuns runs) {
     HIPCONV_SHARED(RunMasks, masks_of_rows, kWordsThreads);
     HIPCONV_SHARED(float, taps, (BlockTaps<T, kWidth>::kFloats));
     const CausalConv1dVarlenParams& p = call.params;
@@ -112,7 +116,7 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
     if (in_place) {
         runs.halos = static_cast<char*>(workspace);
         runs.begun = runs.halos + halo_bytes(p, shape);
-        runs.begun_by_token = begun_by_token(p, shape);
+        runs.begun_by_token = begun_by_token(p);
         runs.phase = VarlenPhase::runs;
     }
     ShortCall call{p, {}};
@@ -134,7 +138,8 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
         plan.rounds *= 2;
     const int64_t each = int64_t{plan.rows} * plan.rounds;
     plan.blocks = static_cast<uint32_t>(ceil_of(p.sequences, each));
-    plan.begun_tokens = shape.past();
+    plan.begun_tokens = p.width - 1;
+    plan.halo_tokens = shape.past();
     plan.run_tokens = static_cast<int32_t>(shape.rows) * shape.run;
     plan.halos_to_save = in_place ? static_cast<int32_t>((shape.run_blocks - 1) * shape.past()) : 0;
     plan.x_step = static_cast<uint32_t>(p.x_token_stride * bytes);

@@ -22,6 +22,7 @@ struct ShortPlan {
     int32_t rows, rounds;                     // of a block; sequences of a row
     uint32_t blocks;                          // of sequences; blocks that save halos come after these
     int32_t begun_tokens;                     // that are made of longer sequences
+    int32_t halo_tokens;                      // before a block of runs
     int32_t run_tokens, halos_to_save;        // of a block of runs; tokens
     uint32_t x_step, slot_step, column_step;  // bytes
     char* states;                             // the first column of the first slot's window

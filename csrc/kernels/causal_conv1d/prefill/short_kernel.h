@@ -47,18 +47,6 @@ HIPCONV_INLINE uint32_t two_halves(int first_number, uint32_t first, int second_
     return first_number % 2 == 0 ? (first & 0xffffu) | (second & 0xffff0000u) : shifted_right(first, second, 16);
 }
 
-// The same pointer, which the compiler keeps as it is and does not make of parts again.
-template <typename P>
-__device__ __forceinline__ P* kept(P* pointer) {
-    const uint64_t bits = reinterpret_cast<uint64_t>(pointer);
-    int low = static_cast<int>(bits), high = static_cast<int>(bits >> 32);
-    in_a_register(low);
-    in_a_register(high);
-    P* const same = reinterpret_cast<P*>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low));
-    promise_global(same);
-    return same;
-}
-
 // The number of blocks of a compute unit, by registers.
 constexpr int short_blocks(int width, bool words) { return width <= 3 && words ? 4 : width <= 5 ? 3 : 2; }
 
@@ -162,8 +150,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
     if (block >= plan.blocks) {  // halos
         const int32_t each = plan.rows * plan.rounds, first = static_cast<int32_t>(block - plan.blocks) * each;
         for (int32_t q = first + row; q < first + each && q < plan.halos_to_save; q += plan.rows) {
-            const int32_t number = q / plan.begun_tokens, i = q % plan.begun_tokens;
-            const int32_t token = (number + 1) * plan.run_tokens - plan.begun_tokens + i;
+            const int32_t number = q / plan.halo_tokens, i = q % plan.halo_tokens;
+            const int32_t token = (number + 1) * plan.run_tokens - plan.halo_tokens + i;
 #pragma unroll
             for (int k = 0; k < kItems; ++k)
                 store_alone(plan.halos + (int64_t{q} * p.dim + d) * kSize + k * item_bytes, ask_alone(x_at(token, k), k), k);

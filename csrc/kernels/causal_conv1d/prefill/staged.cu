@@ -255,7 +255,8 @@ bool rows_serve(const CausalConv1dVarlenParams& p) {
     const bool out = p.k_dim >= 0 || p.out_token_stride != 1 || p.out_dim_stride >= p.tokens;
     const int64_t in_slot =
         (p.dim * p.state_dim_stride + (p.first_column + p.width) * p.column_stride) * element_bytes(p.dtype);
-    const bool near = p.state_dim_stride >= 0 && p.column_stride >= 0 && in_slot < kOffsetLimit;
+    const bool near = p.state_dim_stride >= 0 && p.column_stride >= 0 && in_slot < kOffsetLimit && p.slot_stride >= 0 &&
+                      p.slot_stride * element_bytes(p.dtype) < kOffsetLimit;
     const bool counts = p.tokens < 1 << 30;  // spans behind the last token have 32-bit numbers, too
     return x && out && near && counts && p.width >= 2 && p.state_dtype == p.dtype && !p.block_idx_first.data;
 }
@@ -266,8 +267,9 @@ bool rows_are_faster(const CausalConv1dVarlenParams& p, bool in_place) {
     const int64_t elements = int64_t{p.dim} * p.tokens;
     const bool narrow = p.width <= kUsualStagedWidth;
     if (elements >= 1 << 18 && elements < 1 << 21 && (narrow || p.k_dim >= 0)) return false;
-    if (element_bytes(p.dtype) == 4 && p.width <= 5 && elements < 8 << 20) return false;
-    if ((p.k_dim < 0 && p.out_token_stride == 1) || !narrow) return true;
+    const bool few_starts = p.tokens >= int64_t{64} * p.sequences;
+    if (element_bytes(p.dtype) == 4 && p.width <= 5 && elements < 8 << 20 && few_starts) return false;
+    if ((p.k_dim < 0 && p.out_token_stride == 1) || !narrow || p.tokens <= int64_t{4} * p.sequences) return true;
     // Tiles are wider: the last ones may lie mostly beyond few channels. Small calls lose nevertheless.
     const int64_t bytes = int64_t{p.dim} * element_bytes(p.dtype);
     return elements >= 16 << 20 && round_up(bytes, kChannelLineBytes) * 5 >= bytes * 6;

@@ -37,6 +37,18 @@ struct VarlenPlan {
     char *halos, *begun;  // in place: kPast tokens before each block of runs but the first; kPast outputs a start of a sequence
 };
 
+// The same pointer, which the compiler keeps as it is and does not make of parts again.
+template <typename P>
+HIPCONV_INLINE P* kept(P* pointer) {
+    const uint64_t bits = reinterpret_cast<uint64_t>(pointer);
+    int low = static_cast<int>(bits), high = static_cast<int>(bits >> 32);
+    in_a_register(low);
+    in_a_register(high);
+    P* const same = reinterpret_cast<P*>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low));
+    promise_global(same);
+    return same;
+}
+
 HIPCONV_INLINE uint32_t lowest_bits(int32_t count) { return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : 0xffffffffu; }
 
 // The DType of an element type.

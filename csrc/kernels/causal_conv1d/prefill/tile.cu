@@ -15,8 +15,9 @@ constexpr int64_t kEnoughForShort = 1 << 20;  // elements
 
 // Tells whether `short` makes the sequences, by the mean of their lengths.
 bool makes_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place) {
-    const bool wide = p.width > 4 && (element_bytes(p.dtype) == 2 || in_place);
-    return are_short(p, tile, wide ? 12 : 3, kEnoughForShort);
+    // In place, a start is put aside and comes back, which a whole sequence does without.
+    const bool many = in_place || (p.width > 4 && element_bytes(p.dtype) == 2);
+    return are_short(p, tile, many ? 12 : 3, kEnoughForShort);
 }
 
 struct TileShape : PrefillShape {
@@ -39,7 +40,8 @@ TileShape shape_of(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bo
     if (const int channels = power_of_two("block_n", tile.channels))
         s.lanes = power_of_two_up_to(channels / s.channels, most_lanes);
     s.rows = threads / s.lanes;
-    cut_into_runs(s, p, tile, in_place, s.width > 4 ? kMostRun : kUsualRun, kMostRun);
+    const int enough = in_place && s.width > 4 ? kEnoughThreads / 2 : kEnoughThreads;
+    cut_into_runs(s, p, tile, in_place, s.width > 4 ? kMostRun : kUsualRun, kMostRun, enough);
     const int few = channels_of_begin(s.channels, element_bytes(p.dtype), element_bytes(p.state_dtype));
     const int64_t rows = int64_t{s.rows} * few / s.channels;
     s.begins_a_row = kSeveralBegins ? begins_a_row(p, tile, rows, threads, s.run, s.items * s.channels / few) : 1;

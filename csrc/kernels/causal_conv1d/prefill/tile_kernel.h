@@ -76,7 +76,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
         const SequenceFinders finders(indices, static_cast<int32_t>(blockDim.x),
                                       static_cast<int32_t>((threadIdx.y * blockDim.x + threadIdx.x) % kWaveSize));
         const int32_t first = static_cast<int32_t>(begin < p.tokens ? begin : p.tokens);
-        return masks_of_run(finders, finders.sequence_near(first), first, run, kWidth - 1);
+        return masks_of_run(finders, finders.sequence_near(first), first, run, kWidth - 1 - missing_taps<kWidth, kAnyWidth>(p));
     };
     RunMasks masks = plan.plain_indices ? find(PlainIndices{again}) : find(AnyIndices{again});
     if (plan.phase == VarlenPhase::runs) {
@@ -93,8 +93,8 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
                 *reinterpret_cast<Vector*>(out + int64_t{t} * column.step) =
                     p.dead_tokens == DeadTokens::zero ? Vector{} : load(x + (t - kAhead) * x_step);
     }
-    if (masks.outputs == 0)
-        return place_begun<T, kChannels, kWidth, kWidth - 1>(p, plan, block, begun_in_runs, 1, 0, run, load, store);
+    const auto place = [&] { place_begun<T, kChannels, kWidth, kWidth - 1>(p, plan, begun_in_runs, 1, 0, load, store); };
+    if (masks.outputs == 0) return place();
 
     Pair weight[kPairs][kWidth], bias[kPairs];
 #pragma unroll
@@ -145,7 +145,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
         }
         masks.outputs >>= kAhead;
     }
-    place_begun<T, kChannels, kWidth, kWidth - 1>(p, plan, block, begun_in_runs, 1, 0, run, load, store);
+    place();
 }
 
 // The number of blocks of a compute unit, by the registers that a width needs.
@@ -213,8 +213,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
         const auto make = [&](const PackedSequence& s, int32_t first) {
             if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
             const auto outputs_of = [&] {
-                if (plan.begun && s.end - s.begin >= kWidth - 1)
-                    return OutputColumn{begun_place<T, kWidth>(p, plan, s.number, s.begin, first, 0),
+                if (plan.begun && s.end - s.begin >= first_parameter_again(p).width - 1)
+                    return OutputColumn{begun_place<T>(p, plan, s.number, s.begin, first, 0),
                                         static_cast<uint32_t>(p.dim) * static_cast<uint32_t>(sizeof(T))};
                 OutputColumn column = output_column<T>(p, first);
                 column.first += static_cast<int64_t>(s.begin) * column.step;

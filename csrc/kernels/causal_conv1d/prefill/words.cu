@@ -137,7 +137,9 @@ PrefillShape words_shape(const CausalConv1dVarlenParams& p, const VarlenTile& ti
     if (warps == 0 && forced == 0 && (ceil_of(s.items, s.lanes) * s.lanes - s.items) * 8 > s.items)
         take_whole_rows(s, in_place || p.tokens < int64_t{64} * p.sequences ? 7 : 2);
     const int32_t most_run = 2 * s.rows > kWordsFound ? kMaskTokens : 2 * kMaskTokens;
-    cut_into_runs(s, p, tile, in_place, gains_by_long_runs(p, s, in_place) ? most_run : kMaskTokens, most_run);
+    // A run of a wide window takes as many instructions before its first token as some tokens do.
+    const int enough = s.width > 4 ? kEnoughThreads / 2 : kEnoughThreads;
+    cut_into_runs(s, p, tile, in_place, gains_by_long_runs(p, s, in_place) ? most_run : kMaskTokens, most_run, enough);
     s.begins_a_row = begins_a_row(p, tile, s.rows, kWordsFound, s.run, s.items);
     share_out_begins(s, p, s.rows);
     return s;

@@ -282,15 +282,16 @@ struct StartOfRow {
         const OutputColumn column = output_column<T>(params(), works() ? d : 0);
         char* to = column.first + static_cast<int64_t>(s.begin) * column.step;
         uint32_t step = column.step;
-        if (plan().phase == VarlenPhase::begins && tokens >= kPast) {
-            to = begun_place<T, kWidth>(params(), plan(), s.number, s.begin, d, 0);
+        const int32_t past = params().width - 1, outputs = tokens < past ? tokens : past;
+        if (plan().phase == VarlenPhase::begins && tokens >= past) {
+            to = begun_place<T>(params(), plan(), s.number, s.begin, d, 0);
             step = static_cast<uint32_t>(params().dim) * static_cast<uint32_t>(sizeof(T));
         }
-        const WordStores<T, true> stores(params(), plan(), d, to, step, lowest_bits(tokens));
+        const WordStores<T, true> stores(params(), plan(), d, to, step, lowest_bits(outputs));
         const bool use_silu = params().use_silu;
 #pragma unroll
         for (int t = 0; t < kPast; ++t) {
-            if (__ballot(t < tokens) == 0) continue;
+            if (__ballot(t < outputs) == 0) continue;
             // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
             int first_tap = missing_now();
             if (from == kNoSlot && first_tap < kPast - t) first_tap = kPast - t;

@@ -151,7 +151,7 @@ __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uin
         const int32_t near = finders.sequence_near(token_of(0));
 #pragma unroll 1
         for (int n = 0; n < masks; ++n) {
-            const RunMasks found = masks_of_run<kWhole>(finders, near, token_of(n), tokens_of_mask, kWidth - 1);
+            const RunMasks found = masks_of_run<kWhole>(finders, near, token_of(n), tokens_of_mask, again.width - 1);
             if (row << log2 == thread && row < static_cast<int>(blockDim.y)) masks_of_rows[row * masks + n] = found;
         }
     }
@@ -199,7 +199,7 @@ __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uin
 #pragma unroll 1
     for (int n = 0; n < masks; ++n)
         place_begun<T, kChannels, kWidth, (kWidth <= 4 ? kWidth - 1 : 4)>(
-            first_parameter_again(p), first_parameter_again(call).plan, block, masks_of_rows, masks, n, tokens_of_mask,
+            first_parameter_again(p), first_parameter_again(call).plan, masks_of_rows, masks, n,
             [&](const char* from) { return lane.load(from); }, [&](char* to, uint32_t v) { lane.store(to, v); });
 }
 
