@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "runs_plan.h"
 #include "sums.h"
+#include "taps.h"
 
 namespace hipconv {
 
@@ -98,11 +99,6 @@ void bwd_runs_lay_dx_out(const CausalConv1dBwdParams& p, const BwdRunsTensor& do
                            all_multiples(dx, how->row_memory, 0);
     how->pieces = static_cast<int32_t>(has_units ? dim * size / kBwdRunsUnit : dim);
     how->of_pieces = small_divisor_of(how->pieces);
-}
-
-bool bwd_ids_are_quads(const CausalConv1dInputs& in) {
-    return in.seq_idx.data && in.seq_idx.seqlen_stride == 1 && in.seqlen % 4 == 0 &&
-           reinterpret_cast<uintptr_t>(in.seq_idx.data) % 16 == 0 && (in.batch == 1 || in.seq_idx.batch_stride % 4 == 0);
 }
 
 // Tells whether the bytes of a tile can be counted in 32 bits.
@@ -203,8 +199,8 @@ const char* causal_conv1d_bwd_runs_refusal(const CausalConv1dBwdParams& p) {
 }
 
 // Takes channel-last rows of eight tokens and more, a run's least, where a card showed it faster. `vector` is, in small calls
-// of few channels, and where their tokens lie apart, which come here one element at a time; and so is `tile`, of eight
-// channels and more without ids and states, unless filters are short.
+// of few channels, and where their tokens lie apart, which come here one element at a time; and so are, without
+// ids and states, `vector` of fewer than eight channels in float32 and `tile` of eight and more, unless filters are short.
 bool causal_conv1d_bwd_runs_is_faster(const CausalConv1dBwdParams& p) {
     constexpr int64_t kEnoughTokens = 1 << 14;
     const int64_t size = element_bytes(p.in.dtype);
@@ -215,7 +211,7 @@ bool causal_conv1d_bwd_runs_is_faster(const CausalConv1dBwdParams& p) {
     if (p.in.dim < 2 || p.in.seqlen < kLeastTokens) return false;
     if (p.in.dim < 8 && p.in.batch * p.in.seqlen < kEnoughTokens) return false;
     const bool is_plain = !p.in.seq_idx.data && !p.in.initial_states.data && !p.dfinal_states.data;
-    if (is_plain && p.in.dim >= 8 && p.in.width > 2) return false;
+    if (is_plain && (p.in.dim >= 8 ? p.in.width > 2 : size == 4)) return false;
     return of_channels(p.in.x) && of_channels(p.dout) && p.dx.dim_stride == 1;
 }
 

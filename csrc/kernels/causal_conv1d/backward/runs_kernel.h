@@ -124,11 +124,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRunsThreads, bwd_runs_blocks(kWidth)) 
 
         // ---- x, dout and taps come to LDS -----------------------------------------------------------------------------------
         {
-            const BwdRunsCall& of = again();
-            const int past = of.p.in.width - 1, left = of.p.in.seqlen - tile.first_token, channels = of.p.in.dim;
-            const int behind = tile.tokens + past < left ? tile.tokens + past : left;
-            bwd_runs_bring<T>(of.plan, of.p.in.x, of.plan.x, tile, {tile.first_token > 0 ? -past : 0, behind}, channels, lds);
-            bwd_runs_bring<T>(again().plan, again().p.dout, again().plan.dout, tile, {0, behind}, channels, lds);
+            const auto range_of = [&](bool is_x) {
+                const CausalConv1dInputs& in = again().p.in;
+                const int past = in.width - 1, left = in.seqlen - tile.first_token;
+                return BwdRunsRange{is_x && tile.first_token > 0 ? -past : 0,
+                                    tile.tokens + past < left ? tile.tokens + past : left};
+            };
+            const auto bring = [&](auto ends, bool is_x, const Sequences& s, const BwdRunsTensor& how) {
+                bwd_runs_bring<T, decltype(ends)::value>(again().plan, s, how, tile, range_of(is_x), again().p.in.dim, lds);
+            };
+            bring(std::false_type{}, true, again().p.in.x, again().plan.x);
+            bring(std::false_type{}, false, again().p.dout, again().plan.dout);
+            bring(std::true_type{}, true, again().p.in.x, again().plan.x);
+            bring(std::true_type{}, false, again().p.dout, again().plan.dout);
         }
         if (has(kRunsIds)) {
             const BwdRunsPlan& plan = again().plan;
@@ -141,7 +149,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRunsThreads, bwd_runs_blocks(kWidth)) 
                 const int row = divide(i, by_taps), t = tile.first_token + (i - row * fours) * 4;
                 const int64_t b = int64_t{tile.first_row} + row;
                 const uint32_t taps = in_quads ? bwd_taps_of_quad<kWidth>(again().p.in, b, t)
-                                               : bwd_taps_of_four<kWidth, false>(again().p.in, b, t);
+                                               : bwd_taps_of_four<kWidth, kHasPredicates>(again().p.in, b, t);
                 words[i] = taps & static_cast<uint32_t>(all_taps);
             }
         }

@@ -150,9 +150,14 @@ __device__ __forceinline__ void bwd_runs_move_ends(const BwdRunsPlan& plan, cons
             if (is_shared && at < unit * kBwdRunsUnit + early) --run;
             *in_memory = *reinterpret_cast<const T*>(place + run * gap);
         } else {
-            const T element = *in_memory;
-            *reinterpret_cast<T*>(place + run * gap) = element;
-            if (is_shared) *reinterpret_cast<T*>(place + run * gap - gap) = element;
+            if constexpr (kSize == 4 && kCopiesPastRegisters) {
+                copy_later(reinterpret_cast<uint32_t*>(place + run * gap), in_memory);
+                if (is_shared) copy_later(reinterpret_cast<uint32_t*>(place + run * gap - gap), in_memory);
+            } else {
+                const T element = *in_memory;
+                *reinterpret_cast<T*>(place + run * gap) = element;
+                if (is_shared) *reinterpret_cast<T*>(place + run * gap - gap) = element;
+            }
         }
     }
 }
@@ -165,8 +170,9 @@ __device__ __forceinline__ void bwd_runs_move_pieces(const BwdRunsPlan& plan, co
                                                      const BwdRunsTensor& in_lds, const BwdRunsTile& tile, BwdRunsRange range,
                                                      char* lds) {
     constexpr int kSize = static_cast<int>(sizeof(T)), kPiece = static_cast<int>(sizeof(Piece));
-    constexpr int kAtOnce = 2, kEach = kPiece / kSize;  // elements of a piece
-    constexpr bool kPastRegisters = !kBack && kPiece == 16 && kCopiesPastRegisters;
+    constexpr int kAtOnce = kHasPredicates && !kBack && kPiece == 2 ? 7 : 2;  // what is under way is more than one waits for
+    constexpr int kEach = kPiece / kSize;                                     // elements of a piece
+    constexpr bool kPastRegisters = !kBack && kPiece >= 4 && kCopiesPastRegisters;
     const int tokens = range.to - range.from, pieces = how.pieces, all = tile.rows * tokens * pieces;
     const SmallDivisor by_pieces = how.of_pieces, by_run = plan.of_run, by_tokens = plan.of_tokens;
     const bool whole_rows = (plan.flags & kRunsWholeRows) != 0;
@@ -185,8 +191,10 @@ __device__ __forceinline__ void bwd_runs_move_pieces(const BwdRunsPlan& plan, co
             places[k] = lds + (bwd_runs_place(of_lds, in_lds, n, c, kSize) + t * in_lds.t_step + run * in_lds.gap);
             offsets[k] = n * memory.row + t * memory.t + c * memory.d;
             if (i >= all) continue;
-            if constexpr (kPastRegisters)
+            if constexpr (kPastRegisters && kPiece == 16)
                 copy_later(reinterpret_cast<Words4*>(places[k]), memory.base + offsets[k], /*zeros=*/false);
+            else if constexpr (kPastRegisters)
+                copy_later(reinterpret_cast<uint32_t*>(places[k]), memory.base + offsets[k]);
             else
                 values[k] = *reinterpret_cast<const Piece*>(kBack ? places[k] : memory.base + offsets[k]);
         }
@@ -199,14 +207,15 @@ __device__ __forceinline__ void bwd_runs_move_pieces(const BwdRunsPlan& plan, co
     }
 }
 
-// Brings a range of x or dout.
-template <typename T>
+// Brings a range of x or dout: all but the ends of stretches, or, with kEnds, these, for which lanes may wait.
+template <typename T, bool kEnds>
 __device__ __forceinline__ void bwd_runs_bring(const BwdRunsPlan& plan, const Sequences& s, const BwdRunsTensor& how,
                                                const BwdRunsTile& tile, BwdRunsRange range, int channels, char* lds) {
     const BwdRunsMemory memory(s, how, tile);
-    if (how.is_flat) {
+    if constexpr (kEnds) {
+        if (how.is_flat) bwd_runs_move_ends<T, /*kBack=*/false>(plan, memory, how, how, tile, range, channels, lds);
+    } else if (how.is_flat) {
         bwd_runs_move_units</*kBack=*/false>(plan, memory, how, how, tile, range, channels, static_cast<int>(sizeof(T)), lds);
-        bwd_runs_move_ends<T, /*kBack=*/false>(plan, memory, how, how, tile, range, channels, lds);
     } else if (how.pieces < channels) {
         bwd_runs_move_pieces<T, Words4, /*kBack=*/false>(plan, memory, how, memory, how, tile, range, lds);
     } else {

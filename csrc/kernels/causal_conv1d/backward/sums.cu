@@ -23,7 +23,8 @@ constexpr int64_t kManyFinishColumns = 32 * kFinishLanes;  // that are enough fo
 constexpr int kFinishLoads = 8;                            // of a thread, which are under way at once
 
 // A thread makes the taps of four tokens of each row.
-__global__ void HIPCONV_LAUNCH_BOUNDS(kTapsThreads, 4) causal_conv1d_bwd_taps(CausalConv1dBwdParams p, uint32_t* taps) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kTapsThreads, 4)
+    causal_conv1d_bwd_taps(CausalConv1dBwdParams p, uint32_t* taps, bool in_quads) {
     let_next_kernel_begin();
     wait_for_kernel_before();
     constexpr int kMost = 8;  // taps
@@ -35,7 +36,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTapsThreads, 4) causal_conv1d_bwd_taps(Ca
         const bool fits = all <= UINT32_MAX;
         const int64_t b = fits ? static_cast<uint32_t>(i) / static_cast<uint32_t>(words) : i / words;
         const int32_t first = static_cast<int32_t>((i - b * words) * 4 - kTapsBefore);
-        taps[i] = bwd_taps_of_four<kMost, true>(p.in, b, first) >> left_out & 0x01010101u * (0xffu >> left_out);
+        const uint32_t word =
+            in_quads ? bwd_taps_of_quad<kMost>(p.in, b, first) : bwd_taps_of_four<kMost, true>(p.in, b, first);
+        taps[i] = word >> left_out & 0x01010101u * (0xffu >> left_out);
     }
 }
 
@@ -60,9 +63,21 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFinishThreads, 1)
     for (;;) {
         float sum = 0.0f;
         if (c < columns) {
-            const float* column = static_cast<const float*>(p.partials) + c;
-#pragma unroll 8
-            for (int64_t row = threadIdx.y; row < rows; row += blockDim.y) sum += column[row * columns];
+            const int64_t threads = blockDim.y;
+            const float* column = static_cast<const float*>(p.partials) + c + threadIdx.y * columns;
+#pragma unroll 1
+            for (int64_t left = rows - threadIdx.y; left > 0; left -= kFinishLoads * threads) {
+                float loaded[kFinishLoads];
+#pragma unroll
+                for (int k = 0; k < kFinishLoads; ++k) {
+                    loaded[k] = 0.0f;
+                    if (left > k * threads) loaded[k] = *column;
+                    column += threads * columns;
+                }
+#pragma unroll
+                for (int k = 0; k < kFinishLoads; ++k)
+                    if (left > k * threads) sum += loaded[k];
+            }
         }
         float* const own = sums + threadIdx.y * blockDim.x + threadIdx.x;
         *own = sum;
@@ -87,7 +102,7 @@ int64_t numbers_of(const CausalConv1dBwdParams& p, const BwdPartials& partials) 
 
 void make_taps(const CausalConv1dBwdParams& p, uint32_t* taps, hipStream_t stream) {
     const dim3 grid(blocks_up_to(bwd_taps_pitch(p.in.seqlen) / 4 * p.in.batch, kTapsThreads, 1 << 20), 1, 1);
-    HIPCONV_LAUNCH(true, causal_conv1d_bwd_taps, grid, dim3(kTapsThreads, 1, 1), 0, stream, p, taps);
+    HIPCONV_LAUNCH(true, causal_conv1d_bwd_taps, grid, dim3(kTapsThreads, 1, 1), 0, stream, p, taps, bwd_ids_are_quads(p.in));
     check_launch("causal_conv1d_bwd");
 }
 

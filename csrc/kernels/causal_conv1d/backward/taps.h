@@ -95,11 +95,17 @@ HIPCONV_INLINE uint32_t bwd_taps_of_four(const CausalConv1dInputs& in, int64_t b
     return word;
 }
 
-// The same where ids are neighbours, and so many and lie so that four tokens from a multiple of four on are an aligned vector.
+// Tells whether ids are neighbours, and so many and lie so that four tokens from a multiple of four on are an aligned vector.
+inline bool bwd_ids_are_quads(const CausalConv1dInputs& in) {
+    return in.seq_idx.data && in.seq_idx.seqlen_stride == 1 && in.seqlen % 4 == 0 &&
+           reinterpret_cast<uintptr_t>(in.seq_idx.data) % 16 == 0 && (in.batch == 1 || in.seq_idx.batch_stride % 4 == 0);
+}
+
+// The same as `bwd_taps_of_four` of such ids, for t a multiple of four; tokens outside the row have no taps.
 template <int kWidth>
 HIPCONV_INLINE uint32_t bwd_taps_of_quad(const CausalConv1dInputs& in, int64_t b, int32_t t) {
     constexpr int kPast = kWidth - 1, kBefore = (kPast + 3) / 4 * 4;
-    if (t >= in.seqlen) return 0;
+    if (t < 0 || t >= in.seqlen) return 0;
     const int32_t* const row = global_pointer<const int32_t>(in.seq_idx.data) + b * in.seq_idx.batch_stride;
     const bool has_initial = in.initial_states.data;
     int32_t ids[kBefore + 4];

@@ -208,6 +208,7 @@ BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shap
     plan.loads_vectors = shape.dout_is_aligned && (shape.piece || (shape.x_is_aligned && !shape.has_steps));
     plan.has_states = bwd_has_states(p);
     plan.makes_taps = bwd_vector_makes_taps(p, shape, plan.taper);
+    plan.ids_in_quads = bwd_ids_are_quads(p.in);
     plan.piece = shape.piece;
     plan.ahead = shape.has_steps ? 0 : static_cast<int32_t>(shape.lanes) * bwd_vector_tokens(size, p.in.width);
     plan.x_batch = p.in.x.batch_stride * size;

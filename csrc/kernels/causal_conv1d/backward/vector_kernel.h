@@ -58,6 +58,27 @@ struct BwdVectorColumns {
         }
     }
 
+    // Loads each that is there to its place from kFirst on, where nothing is yet: so all of them are on their way at once, and
+    // take no other registers.
+    template <int kFirst, int kSize>
+    HIPCONV_INLINE void load_into(float (&to)[kSize]) const {
+        using Element = std::remove_const_t<T>;
+        if constexpr (!kHasPredicates) {
+            load<kSize - kFirst>([&](int k, float value) { to[kFirst + k] = value; });
+        } else {
+            using Bits = typename WordsOf<sizeof(T)>::type;
+            Byte* next = at;
+#pragma unroll
+            for (int k = 0; k < kSize - kFirst; ++k, next += step)
+                if (has(k)) to[kFirst + k] = bit_cast<float>(static_cast<uint32_t>(*global_pointer<const Bits>(next)));
+            if constexpr (sizeof(T) == 2) {
+#pragma unroll
+                for (int k = 0; k < kSize - kFirst; ++k)
+                    if (has(k)) to[kFirst + k] = low(unpack<Element>(bit_cast<uint32_t>(to[kFirst + k])));
+            }
+        }
+    }
+
     template <int kCount, typename Value>
     HIPCONV_INLINE void store(Value value) const {
         Byte* next = at;
@@ -72,7 +93,7 @@ template <typename T, int kWidth, int kOldest, int kWindow>
 HIPCONV_INLINE void bwd_vector_load_state(const CausalConv1dInputs& in, int32_t b, uint32_t d, int32_t t,
                                           float (&window)[kWindow]) {
     const BwdVectorColumns<const T, kWidth> columns(in.initial_states, b, d, t);
-    columns.template load<kWindow - kOldest>([&](int k, float value) { window[kOldest + k] = value; });
+    columns.template load_into<kOldest>(window);
 }
 
 // Adds the final state's part to the gradients of inputs from t on, which is `from_end` tokens behind the row's end. Some of
@@ -132,8 +153,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
                 uint32_t word = 0;
                 if (vector >= 0 && row < static_cast<uint32_t>(p.in.batch)) {
                     const uint32_t of_row = static_cast<uint32_t>(vector) - row * plan.vectors;
-                    word = bwd_taps_of_four<kWidth, false>(p.in, row,
-                                                           static_cast<int32_t>(of_row) * kTokens + (token & (kTokens - 1)));
+                    const int32_t t = static_cast<int32_t>(of_row) * kTokens + (token & (kTokens - 1));
+                    word = plan.ids_in_quads ? bwd_taps_of_quad<kWidth>(p.in, row, t)
+                                             : bwd_taps_of_four<kWidth, kHasPredicates>(p.in, row, t);
                 }
                 own_taps[i] = word;
             }
@@ -176,7 +198,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     }
     const char* dout_row = row_of(p.dout, plan.dout_batch);
     char* dx_row = row_of(p.dx, plan.dx_batch);
-    char* dx_next = nullptr;
+    // AMD has no scalar registers for it.
+    const auto dx_batch = [&]() {
+        return kHasPredicates ? plan.dx_batch : first_parameter_again(p).dx.batch_stride * int64_t{kSize};
+    };
     const uint8_t* taps_row = nullptr;
     if (!(kMakesTaps && plan.makes_taps)) {
         if (has_ids) taps_row = bwd_taps_of(p, place.b, 0);
@@ -276,11 +301,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
             t_next += bwd_vector_row_before<kTokens, kWhole>(plan, t_next);
             x_row -= plan.x_batch;
             dout_row -= plan.dout_batch;
-            dx_row -= plan.dx_batch;
             if (has_ids) taps_row -= plan.taps_batch;
             --b_next;
         }
-        dx_next = dx_row + t_next * step_of(plan.dx_step);
     };
     const auto taps_of = [&](int32_t t) {
         if (has_ids) return taps_of_words<kTokens, kWidth, kWhole>(t, seqlen, taps_words);
@@ -314,6 +337,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     }
 
     go_back((lanes - lane) * kTokens);
+    if (b_next != place.b) dx_row -= dx_batch();
     if constexpr (kAcross) copy_x();
     if (t_next < seqlen) {
         load();
@@ -339,7 +363,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         enter_loop_here();
         // Load: this step's words become floats, the next step's are fetched.
         const int32_t t = t_next, b = b_next;
-        char* const dx = dx_next;
         Bits bits{};
         if constexpr (!kPlain) bits = taps_of(t);
         float window[kWindow], gradients[kTokens];
@@ -427,10 +450,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
                 columns.template store<kPast + kTokens>([&](int k) { return k < kPast ? before[k % kSpill] : own[k - kPast]; });
             }
         }
+        char* const dx = dx_row + t * step_of(plan.dx_step);
         if (kAnySteps && plan.dx_step != kSize)
             store_single_tokens<T>(dx, plan.dx_step, t, to_end, own);
         else
             store_tokens<T, kWhole>(dx, t, to_end, plan.may_store_vectors, own);
+        if (t_next > t - back) dx_row -= dx_batch();  // what comes next is of the row before
     } while (left > 0);
 
     const CausalConv1dBwdParams& again = first_parameter_again(p);

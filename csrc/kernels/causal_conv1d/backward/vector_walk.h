@@ -29,9 +29,10 @@ struct BwdVectorPlan {
     bool x_is_aligned, dout_is_aligned;  // and so have these
     bool loads_vectors;                  // tokens are neighbours in both, and aligned; in the form `across`, in dout
     bool has_states;
-    bool makes_taps;  // each block makes those of its tokens
-    int32_t piece;    // bytes of a copy of x to LDS, in the form `across`
-    int32_t ahead;    // how many tokens further back than the next step those lie that are fetched into the cache; none, if 0
+    bool makes_taps;    // each block makes those of its tokens,
+    bool ids_in_quads;  // for which bwd_taps_of_quad serves
+    int32_t piece;      // bytes of a copy of x to LDS, in the form `across`
+    int32_t ahead;      // how many tokens further back than the next step those lie that are fetched into the cache; none, if 0
     int64_t x_batch, dout_batch, dx_batch, taps_batch;  // bytes from sequence to sequence
     int64_t x_step, dout_step, dx_step;                 // bytes from token to token: an element's, where these are neighbours
 };
@@ -78,14 +79,17 @@ enum class BwdForm {
     across,           // rows with or without states whose channels are neighbours in x, as tokens are in dout and dx
 };
 
-// Blocks of a compute unit. This was measured on an H200, where many threads are worth more than registers.
+// Blocks of a compute unit. On NVIDIA's cards these are as many as have registers without a value spilled, as many threads are
+// worth more than registers; but float32 with four and five taps was slower with more.
 constexpr int bwd_vector_blocks(int width, BwdForm form, int element_bytes) {
     const bool plain = form == BwdForm::plain;
     if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 6) : (plain ? 6 : 4);
-    if (plain) return width <= 3 ? 8 : width <= 5 ? 7 : element_bytes == 2 ? (width <= 6 ? 6 : 5) : width <= 7 ? 5 : 4;
-    if (form == BwdForm::aligned) return width <= 3 ? 6 : width <= (element_bytes == 4 ? 5 : 7) ? 5 : 4;
-    const int narrow = form == BwdForm::any ? 5 : element_bytes == 4 ? 4 : form == BwdForm::across ? 2 : 3;
-    return width <= narrow ? 5 : width <= 7 || form == BwdForm::across ? 4 : 3;
+    const bool is_float = element_bytes == 4;
+    if (plain) return width <= (is_float ? 3 : 5) ? 8 : is_float ? (width <= 5 ? 7 : 5) : width <= 6 ? 7 : 6;
+    if (form == BwdForm::aligned) return width <= 3 || (is_float && width <= 5) ? 6 : is_float ? 4 : 5;
+    if (form == BwdForm::across) return width <= 3 ? 6 : width <= (is_float ? 6 : 7) ? 5 : 4;
+    if (form == BwdForm::any) return width <= 3 ? 6 : width <= 6 ? 5 : 4;
+    return width <= (is_float ? 3 : 2) ? 6 : width <= (is_float ? 4 : 5) ? 5 : 4;
 }
 
 void launch_bwd_plain(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
