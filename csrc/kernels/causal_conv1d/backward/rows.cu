@@ -121,9 +121,15 @@ BwdRowsPlan bwd_rows_plan_of(const CausalConv1dBwdParams& p, int channels) {
     if (plan.turns < 1) plan.turns = 1;
     const int all_rows = rows * plan.turns;
     plan.all_stages = static_cast<int>((batch + all_rows - 1) / all_rows);
-    plan.stages = 1;
+    // Takes as many stages a block as cost a large card least: each round of the blocks that it holds at once has a start and
+    // an end, which take as long as a stage. (The card is one and the same everywhere, so that the order of sums is.)
+    constexpr int64_t kComputeUnits = 132;
+    const int64_t at_once = kComputeUnits * bwd_rows_blocks(p.in.width);
     const auto pieces = [&](int stages) { return (int64_t{plan.all_stages} + stages - 1) / stages; };
-    while (plan.stages < kMostStages && plan.groups * pieces(2 * plan.stages) >= kEnoughRowsBlocks) plan.stages *= 2;
+    const auto cost_of = [&](int stages) { return ceil_of(plan.groups * pieces(stages), at_once) * (stages + 1); };
+    plan.stages = 1;
+    for (int stages = 2; stages <= kMostStages; ++stages)
+        if (cost_of(stages) < cost_of(plan.stages)) plan.stages = stages;
     plan.pieces = static_cast<uint32_t>(pieces(plan.stages));
     const auto region = [&](int of_each) {
         return static_cast<int>(round_up(int64_t{of_each} * all_rows + kBwdRowsUnit, kBwdRowsUnit));
@@ -176,7 +182,7 @@ const char* causal_conv1d_bwd_rows_refusal(const CausalConv1dBwdParams& p) {
 }
 
 // Takes rows of which `vector` or `tile` serve each end for itself: those with states, single tokens, tensors of different
-// orders, and few channels. Rows must come to LDS in whole vectors, or at least by lanes along channels.
+// orders unless they are plain, and few channels. Rows must come to LDS in whole vectors, or at least by lanes along channels.
 bool causal_conv1d_bwd_rows_is_faster(const CausalConv1dBwdParams& p) {
     if (causal_conv1d_bwd_single_serves(p)) return true;
     const auto of_channels = [&](const Sequences& s) { return s.dim_stride == 1; };
@@ -184,7 +190,8 @@ bool causal_conv1d_bwd_rows_is_faster(const CausalConv1dBwdParams& p) {
     const bool is_crossed = of_channels(p.in.x) != of_channels(p.dout) || of_channels(p.in.x) != of_channels(p.dx);
     const bool has_ends = !is_channel_last && (bwd_has_states(p) || p.in.seqlen == 1);
     const bool has_few = p.in.dim <= kFewChannels && (is_channel_last || p.in.seq_idx.data);
-    if (p.in.dim == 1 || !(has_ends || is_crossed || has_few)) return false;
+    const bool is_plain = !p.in.seq_idx.data && !bwd_has_states(p);
+    if (p.in.dim == 1 || !(has_ends || (is_crossed && !is_plain) || has_few)) return false;
     const BwdRowsPlan plan = bwd_rows_plan(p);
     const auto comes_well = [&](const Sequences& s, const BwdRowsTensor& how) {
         return how.is_flat || of_channels(s) || p.in.seqlen == 1;

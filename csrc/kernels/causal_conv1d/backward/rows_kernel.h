@@ -239,6 +239,26 @@ __device__ __forceinline__ void bwd_rows_bring_own(const BwdRowsCall& call, cons
     }
 }
 
+// Makes the bytes of the taps of a row's tokens, whose ids are all on their way before one is looked at.
+template <int kWidth>
+HIPCONV_INLINE void bwd_rows_make_taps(const CausalConv1dInputs& in, int64_t b, int left_out, uint8_t* bytes) {
+    constexpr int kMost = kBwdRowsMostTokens, kPast = kWidth - 1;
+    const bool has_initial = in.initial_states.data;
+    int32_t ids[kMost];
+#pragma unroll
+    for (int t = 0; t < kMost; ++t) ids[t] = t < in.seqlen ? sequence_of(in, b, t) : -1;
+#pragma unroll
+    for (int t = 0; t < kMost; ++t) {
+        uint32_t byte = 0;
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+            const int at = t - kPast + i;  // in front of a row are inputs of its first sequence
+            if ((at >= 0 || has_initial) && ids[at < 0 ? 0 : at] == ids[t]) byte |= 1u << i;
+        }
+        if (t < in.seqlen) bytes[t] = static_cast<uint8_t>(ids[t] < 0 ? 0 : byte >> left_out);
+    }
+}
+
 // kWidth is even; the filter may be one tap narrower. Its taps are the last ones then.
 template <typename T, int kWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) causal_conv1d_bwd_rows(BwdRowsCall call) {
@@ -452,11 +472,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
         if (has(kRowsIds)) {
             uint8_t* const bytes = reinterpret_cast<uint8_t*>(lds + again().plan.taps_begin);
 #pragma unroll 1
-            for (int i = thread; i < part.count * seqlen; i += threads) {
-                const int n = i / seqlen;
-                bytes[i] =
-                    static_cast<uint8_t>(bwd_taps_of_token<kWidth>(again().p.in, int64_t{part.first_row} + n, i - n * seqlen));
-            }
+            for (int n = thread; n < part.count; n += threads)
+                bwd_rows_make_taps<kWidth>(again().p.in, int64_t{part.first_row} + n, left_out, bytes + n * seqlen);
         }
         if constexpr (kCopiesPastRegisters) {
             close_copies();

@@ -25,7 +25,10 @@ constexpr int kSingleLanes = 128;    // along channels, at most
 constexpr int kMaxSingleWidth = 8;
 
 // Blocks of a compute unit, by the registers that a width needs.
-constexpr int bwd_single_blocks(int width) { return width == 1 ? 4 : width <= 4 ? 3 : 2; }
+constexpr int bwd_single_blocks(int width, int element_bytes, bool pairs) {
+    if (!kHasPredicates) return width == 1 ? 4 : width <= 4 ? 3 : 2;
+    return width <= 4 ? 4 : element_bytes == 2 && pairs ? 3 : 2;
+}
 
 struct BwdSingleCall {  // the kernel's parameter, which it reads again (device/arch.h) rather than keep it in registers
     CausalConv1dBwdParams p;
@@ -66,7 +69,8 @@ struct BwdTwo<T, false> {
 
 // kWidth is 1 where no token sees a state; else the filter may be narrower, and its taps are the last ones then.
 template <typename T, int kWidth, bool kPairs>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kSingleThreads, bwd_single_blocks(kWidth)) causal_conv1d_bwd_single(BwdSingleCall call) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kSingleThreads, bwd_single_blocks(kWidth, static_cast<int>(sizeof(T)), kPairs))
+    causal_conv1d_bwd_single(BwdSingleCall call) {
     constexpr int kPast = kWidth - 1, kRowsOfTwo = kPairs ? 1 : 2;
     constexpr int kAtOnce = kPast > 0 ? 1 : 4;
     using Two = BwdTwo<T, kPairs>;
@@ -262,8 +266,10 @@ BwdSingleCall bwd_single_call(const CausalConv1dBwdParams& p) {
     call.lanes = static_cast<uint32_t>(lanes);
     call.groups = static_cast<uint32_t>(ceil_of(all, lanes));
     call.rows = static_cast<uint32_t>(kSingleThreads / lanes);
-    const int blocks = bwd_single_blocks(bwd_has_states(p) ? p.in.width : 1);
-    const int64_t wanted = ceil_of(kComputeUnits * blocks, call.groups), turns = ceil_of(p.in.batch, call.rows);
+    const int blocks = bwd_single_blocks(bwd_has_states(p) ? p.in.width : 1, element_bytes(p.in.dtype), call.has_pairs);
+    // One block more than the card holds at once would take as long again as all of them.
+    const int64_t held = kComputeUnits * blocks / call.groups, wanted = held > 0 ? held : 1;
+    const int64_t turns = ceil_of(p.in.batch, call.rows);
     const int64_t pieces = turns < kLeastRows * wanted ? ceil_of(turns, kLeastRows) : wanted;
     call.rows_of_piece = static_cast<uint32_t>(ceil_of(turns, pieces) * call.rows);
     call.pieces = static_cast<uint32_t>(ceil_of(p.in.batch, call.rows_of_piece));
