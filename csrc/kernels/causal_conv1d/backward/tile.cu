@@ -23,8 +23,9 @@ bool bwd_vectors_are_aligned(const CausalConv1dBwdParams& p, int channels) {
 // Tells whether lanes have two channels, in a call of rows of so many tokens. Of short rows few tokens see all their taps:
 // there thin lanes are faster where they look at taps alone; with short filters in 16-bit types, where few channels leave a
 // wave several runs, which meet the ends of rows at different times. At width 4, halves take the registers of a block.
+// Few channels have more threads so.
 bool bwd_is_thin(const CausalConv1dBwdParams& p, int seqlen) {
-    constexpr int kShortRow = 32, kShortFilter = 4, kFewChannels = 256;
+    constexpr int kShortRow = 32, kShortFilter = 4, kFewChannels = 256, kVeryFewChannels = 16;
     if (!kBwdStages) return false;
     const int size = element_bytes(p.in.dtype), width = p.in.width;
     const bool has_pairs = size == 4 || bwd_vectors_are_aligned(p, 2);
@@ -32,7 +33,7 @@ bool bwd_is_thin(const CausalConv1dBwdParams& p, int seqlen) {
         if (bwd_has_states(p) || !bwd_tile_sees_blocks(width, size, !has_pairs)) return false;
         if (size == 2 && width <= kShortFilter && p.in.dim > kFewChannels) return false;
     }
-    if (size == 4) return true;
+    if (size == 4 || p.in.dim <= kVeryFewChannels) return true;
     return !bwd_vectors_are_aligned(p, 4) && (width != 4 || has_pairs);
 }
 
@@ -98,8 +99,8 @@ BwdTileShape bwd_tile_shape_of(const CausalConv1dBwdParams& p, int period, doubl
     constexpr double kOfStartAndEnd = 28, kLeastBlocks = 2.5, kMoreIfChecked = 0.7;
     const bool thin = bwd_is_thin(p, period ? period : p.in.seqlen);
     const int size = element_bytes(p.in.dtype);
-    const int blocks_of_unit =
-        thin ? bwd_tile_thin_blocks(p.in.width, size, /*halves=*/false) : bwd_tile_blocks(p.in.width, /*aligned=*/true);
+    const int blocks_of_unit = thin ? bwd_tile_thin_blocks(p.in.width, size, /*halves=*/false)
+                                    : bwd_tile_blocks(p.in.width, bwd_vectors_are_aligned(p, bwd_tile_channels(p, thin)));
     const int past = p.in.width - 1, block = bwd_tile_block(p.in.width, thin);
     BwdTileShape best{};
     for (int run = kBwdTileMaxRun; run >= kBwdTileMinRun; run = run % 3 ? run / 4 * 3 : run / 3 * 2) {

@@ -210,21 +210,19 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
             return load_part<T, kChannels>(global_pointer<const T>(from), 0, channels);
         }
     };
-    const auto load_vector = [&](const char* from) {
-        if constexpr (kHalves)
-            return Ahead{*global_pointer<const uint32_t>(from), 0};
-        else
-            return *global_pointer<const Vector>(from);
-    };
+    const auto load_vector = [&](const char* from) { return *global_pointer<const Vector>(from); };
     const auto load_from = [&](const char* from, BwdTileFlags flag) {
         if constexpr (!kThin)
             return load_anywhere<Vector>(from);
+        else if constexpr (kHalves)  // with no branch where one tensor has vectors
+            return load_elements(from);
         else
             return has_vectors(flag) ? load_vector(from) : load_elements(from);
     };
+    const int with_second = channels > 1 ? loaded : 0;
     const auto unpack_ahead = [&](const Ahead& ahead) {
         if constexpr (kHalves)
-            return Channels::template unpack<T>(ahead.first | ahead.second << 16);
+            return make_pair(low(unpack<T>(ahead.first)), low(unpack<T>(ahead.second)));
         else
             return Channels::template unpack<T>(ahead);
     };
@@ -510,10 +508,19 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
                         from += step;
                     }
                 };
-                if (has_vectors(flag))
+                if constexpr (kHalves) {  // each load has a predicate, and no branch; a second half that is none stays zero
+#pragma unroll
+                    for (int j = 0; j < kBlock; ++j) {
+                        const uint16_t* const halves = global_pointer<const uint16_t>(from);
+                        if (t + kBlock + j < loaded) ahead[j].first = halves[0];
+                        if (t + kBlock + j < with_second) ahead[j].second = halves[1];
+                        from += step;
+                    }
+                } else if (has_vectors(flag)) {
                     load_all(load_vector);
-                else
+                } else {
                     load_all(load_elements);
+                }
             };
             load_ahead(x, plan.x_step, kBwdXHasVectors, x_ahead);
             load_ahead(dout, plan.dout_step, kBwdDoutHasVectors, dout_ahead);

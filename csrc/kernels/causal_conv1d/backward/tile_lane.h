@@ -69,7 +69,7 @@ struct ChannelsOf<4> {
     }
 };
 
-// Two elements of 16 bits that are loaded by themselves, or both of them as the first.
+// Two elements of 16 bits that are loaded by themselves.
 struct BwdHalves {
     uint32_t first, second;
 };

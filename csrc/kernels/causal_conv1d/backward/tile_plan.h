@@ -32,14 +32,15 @@ HIPCONV_INLINE constexpr int bwd_tile_block(int width, bool thin) {
 // Blocks of a compute unit, by the registers that a width needs. (AMD's compiler overlaps more tokens.)
 HIPCONV_INLINE constexpr int bwd_tile_blocks(int width, bool aligned) {
     if (!kHasPredicates) return width <= 1 ? 4 : 2;
-    const int blocks = width <= 1 ? 6 : width <= 3 ? 5 : width <= 5 ? 4 : width <= 7 ? 3 : 2;
+    const int blocks = width <= 1 ? 6 : width <= 3 ? 5 : width <= 5 ? 4 : width <= 7 || aligned ? 3 : 2;
     return aligned || width % 2 == 0 || width == 7 ? blocks : blocks - 1;
 }
 
-// The same of thin lanes. Halves that are not put together yet need some more.
+// The same of thin lanes. Halves, each in a register, need some more.
 HIPCONV_INLINE constexpr int bwd_tile_thin_blocks(int width, int element_bytes, bool halves) {
-    const int blocks = element_bytes == 4 ? (width <= 1 ? 5 : width <= 3 ? 4 : 3) : width <= 3 ? 5 : width <= 6 ? 4 : 3;
-    return halves && element_bytes == 2 && (width <= 4 || width == 6) ? blocks - 1 : blocks;
+    if (element_bytes == 4) return width <= 1 ? 5 : width <= 3 || width == 5 ? 4 : 3;
+    const int blocks = width <= 3 ? 5 : width <= 6 ? 4 : 3;
+    return halves && (width <= 4 || width == 6) ? blocks - 1 : blocks;
 }
 
 // Tells whether thin lanes look at taps alone in blocks that see no state, where there are registers for it. (At width 4 it was
