@@ -68,7 +68,7 @@ def test_rows_of_none_few_and_many_tokens(device: torch.device, columns: int) ->
 def test_the_variable_forces_a_kernel_where_there_is_one(device: torch.device) -> None:
     """Nowhere else, because it holds for all backends. Where it forces one, width 9 tells."""
     for width, name in itertools.product(
-        (4, 9), ("auto", "step", "vector", "wave", "pair", "channel", "naive", "simd", "openmp")
+        (4, 9), ("auto", "step", "vector", "wave", "turn", "pair", "channel", "naive", "simd", "openmp")
     ):
         x, state = torch.randn(2, 16, device=device), make_state("N,S,D", 2, 16, width - 1, torch.float32, device)
         weight, bias = make_weights(16, width, torch.float32, device)
@@ -133,6 +133,7 @@ def test_each_state_layout_over_several_strips(device: torch.device, dtype: torc
             "step": tokens > 1 or (layout == "N,D,S" and state_len > 4),
             "vector": inside and tokens == 5,
             "wave": layout == "N,S,D" or not begin_in_vectors,
+            "turn": inside and tokens > 1,
         }
         if refused.get(kernel, False):
             with pytest.raises(ValueError, match=f"kernel: got '{kernel}', which serves"):
@@ -350,14 +351,17 @@ def test_blocks_take_turns_where_rows_are_many(device: torch.device, layout: str
         ("N,D,S", 6, 2, 4),
         ("N,D,S", 424, 3, 4),
         ("N,D,S", 50, 7, 8),
+        ("N,D,S", 42, 2, 1),
+        ("N,S,D", 2, 5, 6),
     ],
 )
-def test_waves_with_rows_of_their_own(device: torch.device, layout: str, dim: int, width: int, columns: int) -> None:
+@pytest.mark.parametrize("kernel", ["wave", "turn"])
+def test_rows_at_any_word(device: torch.device, kernel: str, layout: str, dim: int, width: int, columns: int) -> None:
     """Integers, whose sums are exact. Slots and rows of x begin at any multiple of 4 bytes, between gaps that stay NaN;
     the last rows and the last strip are not full; some rows are padding, have no tokens, or more than LDS has room for.
     """
     on_cpu = targets.of(device).backend == "cpu"
-    rows = {6: 900, 50: 120, 424: 9}.get(dim, 37)
+    rows = {2: 900, 6: 900, 50: 120, 424: 9}.get(dim, 37)
     slots = rows + 4
     table = torch.randperm(slots, device=device)[:rows]
     table[torch.rand(rows, device=device) < 0.1] = -1
@@ -373,7 +377,7 @@ def test_waves_with_rows_of_their_own(device: torch.device, layout: str, dim: in
         whole, runs = between_gaps(slots, dim * columns, 2, dtype)
         state = runs.unflatten(1, (dim, columns)) if layout == "N,D,S" else runs.unflatten(1, (columns, dim)).mT
         weight, bias = (torch.randint(-4, 5, s).to(device, dtype) for s in ((dim, width), (dim,)))
-        options: dict[str, Any] = {"conv_state_indices": table, "pad_slot_id": -1, "kernel": "auto" if on_cpu else "wave"}
+        options: dict[str, Any] = {"conv_state_indices": table, "pad_slot_id": -1, "kernel": "auto" if on_cpu else kernel}
         if form == "one":
             x = between_gaps(rows, dim, 2, dtype)[1]
         elif form == "three":

@@ -86,7 +86,7 @@ struct CausalConv1dUpdateParams : FilterParams<Address> {
 };
 
 constexpr KernelNames kCausalConv1dUpdateNames = {"HIPCONV_UPDATE_KERNEL",
-                                                  {"step", "vector", "wave", "pair", "channel", "naive"},
+                                                  {"step", "vector", "turn", "wave", "pair", "channel", "naive"},
                                                   {"simd", "openmp"}};
 
 // These are defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream).

@@ -22,6 +22,11 @@ bool causal_conv1d_update_wave_beats_vectors(const CausalConv1dUpdateParams& par
 bool causal_conv1d_update_wave_is_choice(const CausalConv1dUpdateParams& params);      // by measurement
 void causal_conv1d_update_wave(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
 
+const char* causal_conv1d_update_turn_refusal(const CausalConv1dUpdateParams& params);
+bool causal_conv1d_update_turn_beats_vectors(const CausalConv1dUpdateParams& params);  // `step` and `vector`, by measurement
+bool causal_conv1d_update_turn_is_choice(const CausalConv1dUpdateParams& params);      // by measurement
+void causal_conv1d_update_turn(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
+
 const char* causal_conv1d_update_pair_refusal(const CausalConv1dUpdateParams& params);
 bool causal_conv1d_update_pair_is_choice(const CausalConv1dUpdateParams& params);  // where channels are neighbours
 void causal_conv1d_update_pair(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
@@ -36,6 +41,7 @@ constexpr KernelRow<CausalConv1dUpdateParams> kUpdateKernels[] = {
     {"step", causal_conv1d_update_step_refusal, causal_conv1d_update_step, nullptr, causal_conv1d_update_step_is_choice},
     {"vector", causal_conv1d_update_vector_refusal, causal_conv1d_update_vector, nullptr,
      causal_conv1d_update_vector_is_choice},
+    {"turn", causal_conv1d_update_turn_refusal, causal_conv1d_update_turn, nullptr, causal_conv1d_update_turn_is_choice},
     {"wave", causal_conv1d_update_wave_refusal, causal_conv1d_update_wave, nullptr, causal_conv1d_update_wave_is_choice},
     {"pair", causal_conv1d_update_pair_refusal, causal_conv1d_update_pair, nullptr, causal_conv1d_update_pair_is_choice},
     {"channel", causal_conv1d_update_channel_refusal, causal_conv1d_update_channel},

@@ -335,7 +335,7 @@ const char* causal_conv1d_update_step_refusal(const CausalConv1dUpdateParams& p)
 
 // Takes all rows in pairs but, by an H200's times, many of float32 at width 8 whose channels come in fours.
 bool causal_conv1d_update_step_is_choice(const CausalConv1dUpdateParams& p) {
-    if (causal_conv1d_update_wave_beats_vectors(p)) return false;
+    if (causal_conv1d_update_turn_beats_vectors(p) || causal_conv1d_update_wave_beats_vectors(p)) return false;
     return serves(p) || !many_pairs(p) || p.dtype != DType::f32 || p.width < kMostWidth || p.dim % kChannels != 0;
 }
 

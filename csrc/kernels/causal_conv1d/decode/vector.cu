@@ -364,7 +364,7 @@ const char* causal_conv1d_update_vector_refusal(const CausalConv1dUpdateParams& 
 // Takes all rows in pairs but, by an H200's times, many of float32 at width 8 whose channels come in fours, and many of 16-bit
 // drafts at widths 2 and 3.
 bool causal_conv1d_update_vector_is_choice(const CausalConv1dUpdateParams& p) {
-    if (causal_conv1d_update_wave_beats_vectors(p)) return false;
+    if (causal_conv1d_update_turn_beats_vectors(p) || causal_conv1d_update_wave_beats_vectors(p)) return false;
     if (serves(p) || !many_pairs(p)) return true;
     if (p.dtype == DType::f32) return p.width < kMostWidth || p.dim % kChannels != 0;
     return !p.num_accepted_tokens.data || p.width >= kCommonWidth;

@@ -102,9 +102,9 @@ def causal_conv1d_update(
             None makes a new one. Padded rows and tokens past ``query_start_loc[-1]`` are zero in a new one, left alone in a
             given one.
         kernel: the name of a kernel, or "auto", which leaves it to HIPCONV_UPDATE_KERNEL, if set, and then to the library: on a
-            GPU "step" (one token a row, width up to 8), "vector" (width 2 to 8), "wave" (width 2 to 8), "pair" (width 1 to 8),
-            "channel" (width 1 to 6) or "naive"; on the CPU "simd" (width to 65536) or "openmp". One that does not serve a call
-            says what it serves.
+            GPU "step" (one token a row, width up to 8), "vector" (width 2 to 8), "turn" (width 2 to 8), "wave" (width 2 to 8),
+            "pair" (width 1 to 8), "channel" (width 1 to 6) or "naive"; on the CPU "simd" (width to 65536) or "openmp". One that
+            does not serve a call says what it serves.
 
     Returns:
         `out`.
