@@ -96,8 +96,13 @@ bool has_channel_vectors(const Image& image, const Conv2dParams& p, int64_t heig
 }  // namespace
 
 std::vector<Conv2dTile> conv2d_depthwise_strips_tiles(const std::string& arch, DType dtype) {
-    return conv2d_depthwise_banded_tiles(arch, dtype).empty() ? std::vector<Conv2dTile>{}
-                                                              : std::vector<Conv2dTile>{{kMostStrips, kStripColumns}};
+    if (conv2d_depthwise_banded_tiles(arch, dtype).empty()) return {};
+    // A lane of RDNA has too few registers for bands and sums. Of NVIDIA's cards only these have as much LDS.
+    if (arch.compare(0, 5, "gfx11") == 0 || arch.compare(0, 5, "gfx12") == 0) return {};
+    if (!kCopiesPastRegisters && wave_size_here() == 32) return {};
+    const bool is_nvidia = arch.compare(0, 3, "sm_") == 0;
+    if (is_nvidia && arch.compare(0, 5, "sm_90") != 0 && arch.compare(0, 5, "sm_10") != 0) return {};
+    return {{kMostStrips, kStripColumns}};
 }
 
 const char* conv2d_depthwise_strips_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
@@ -110,9 +115,6 @@ const char* conv2d_depthwise_strips_refusal(const Conv2dParams& p, const Conv2dP
         !has_channel_vectors(p.out, p, p.out_height, p.out_width))
         return "channels_last x and out, channels and addresses being multiples of 8 elements";
     const int64_t rows = reach_of(p.kernel_height, p.dilation_h), columns = reach_of(p.kernel_width, p.dilation_w);
-    // Bands and sums take more registers than a lane of RDNA has.
-    const bool is_rdna = !kCopiesPastRegisters && wave_size_here() == 32;
-    if (is_rdna && (rows > 5 || p.stride_h > 1)) return "on RDNA, filters of up to 5 rows, and a stride of 1";
     if (rows > 7 || columns > kStripsMostTaps) return "filters of up to 7 rows and 9 columns, dilation included";
     if (p.stride_h != p.stride_w || p.stride_w > 2) return "strides of 1 or of 2";
     constexpr int64_t kMost = 1 << 24;

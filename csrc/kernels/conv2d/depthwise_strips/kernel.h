@@ -261,7 +261,7 @@ template <typename T, int kTaps, int kStride>
 __global__ void HIPCONV_LAUNCH_BOUNDS((StripsShape<kTaps, kStride>::kWaves * kWaveSize), 1)
     conv2d_depthwise_strips(HIPCONV_IN_PLACE const StripsParams parameter) {
     using Shape = StripsShape<kTaps, kStride>;
-    constexpr bool kIsLegal = kHasBandAtom<T> && (kWaveSize == 64 || kCopiesPastRegisters || kTaps * kStride < 7);
+    constexpr bool kIsLegal = kHasBandAtom<T> && (kWaveSize == 64 || kCopiesPastRegisters);
     HIPCONV_LARGE_SHARED(Words4, lds, kIsLegal && !kCopiesPastRegisters ? kStripsLds / 16 : 1);
     let_next_kernel_begin();
     if constexpr (kIsLegal) {
