@@ -1,6 +1,7 @@
 // The decode kernel "turn" on the host: how it divides a call, and which calls it serves. The kernel is in turn_kernel.h.
 #include <hip/hip_runtime.h>
 
+#include "calls.h"
 #include "kernels.h"
 #include "turn_plan.h"
 
@@ -44,21 +45,13 @@ TurnPlan turn_plan(const CausalConv1dUpdateParams& p, int sets, int most_lanes, 
 
 namespace {
 
-// A row's words lie at multiples of their size, wherever they are.
 bool serves(const CausalConv1dUpdateParams& p) {
     if (p.width < kLeastTurnWidth || p.width > kMostTurnWidth || p.state_dtype != p.dtype || p.history != p.width - 1)
         return false;
     if (p.tree_child.data || p.cache_seqlens.data || p.intermediate) return false;
     const int own = 4 / element_bytes(p.dtype);
     if (int64_t{p.batch} * ceil_of(p.dim / own, kUsualStrip) > kMostTurnBlocks) return false;
-    const bool one_token = p.seqlen == 1 && !p.query_start_loc.data;
-    const auto in_words = [&](const Tokens& tokens) {
-        return tokens.dim_stride == 1 && tokens.data.bits % 4 == 0 && tokens.row_stride % own == 0 &&
-               (one_token || tokens.token_stride % own == 0);
-    };
-    if (p.dim % own != 0 || !in_words(p.x) || p.state.bits % 4 != 0 || p.slot_stride % own != 0) return false;
-    for (int part = 0, begin = 0; begin < p.dim; begin = p.out_end[part++])
-        if (!in_words(p.out[part]) || p.out_end[part] % own != 0) return false;
+    if (!rows_are_words(p)) return false;
     if (p.state_dim_stride == 1) return p.state_len == 1 || p.column_stride % own == 0;
     if (p.column_stride != 1 || p.state_dim_stride != p.state_len) return false;
     // A packed slot is written whole: a fork would overwrite columns at rest.
@@ -81,13 +74,6 @@ namespace {
 
 constexpr int kFours = 4, kCommonWidth = 4;
 constexpr int64_t kFewBytes = 12 << 20, kSomeBytes = 40 << 20;  // that a call moves
-
-int64_t bytes_of(const CausalConv1dUpdateParams& p) {
-    const int64_t tokens = p.query_start_loc.data ? p.total_tokens : int64_t{p.batch} * p.seqlen;
-    return 2 * element_bytes(p.dtype) * p.dim * (tokens + int64_t{p.batch} * p.state_len);
-}
-
-bool has_one_token(const CausalConv1dUpdateParams& p) { return p.seqlen == 1 && !p.query_start_loc.data; }
 
 }  // namespace
 

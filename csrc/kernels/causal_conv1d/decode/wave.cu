@@ -1,6 +1,7 @@
 // The decode kernel "wave" on the host: how it divides a call, and which calls it serves. The kernel is in wave_kernel.h.
 #include <hip/hip_runtime.h>
 
+#include "calls.h"
 #include "kernels.h"
 #include "wave_plan.h"
 
@@ -56,7 +57,6 @@ bool wave_plan(const CausalConv1dUpdateParams& p, int64_t resident_blocks, WaveP
 
 namespace {
 
-// A row's words lie at multiples of their size, wherever they are.
 bool serves(const CausalConv1dUpdateParams& p) {
     if (p.width < kLeastWidth || p.width > kMostWidth || p.state_dtype != p.dtype || p.history != p.width - 1) return false;
     if (p.batch * ceil_of(p.dim, kStripWords) > kMostBlocks) return false;
@@ -64,15 +64,7 @@ bool serves(const CausalConv1dUpdateParams& p) {
     // Then both slots lie as far behind a multiple of 16 bytes, and are written whole.
     const bool alike = p.slot_stride * element_bytes(p.dtype) % 16 == 0 && p.state_len == p.width - 1;
     if (p.fork && (!alike || p.num_accepted_tokens.data)) return false;
-    const int own = 4 / element_bytes(p.dtype);
-    const bool one_token = p.seqlen == 1 && !p.query_start_loc.data;
-    const auto in_words = [&](const Tokens& tokens) {
-        return tokens.dim_stride == 1 && tokens.data.bits % 4 == 0 && tokens.row_stride % own == 0 &&
-               (one_token || tokens.token_stride % own == 0);
-    };
-    if (p.dim % own != 0 || !in_words(p.x) || p.state.bits % 4 != 0 || p.slot_stride % own != 0) return false;
-    for (int part = 0, begin = 0; begin < p.dim; begin = p.out_end[part++])
-        if (!in_words(p.out[part]) || p.out_end[part] % own != 0) return false;
+    if (!rows_are_words(p)) return false;
     const bool packed = p.state_dim_stride != 1 && p.state_dim_stride == p.state_len && p.column_stride == 1;
     const bool rows = p.state_dim_stride == 1 && (p.column_stride == p.dim || p.state_len == 1);
     if (!packed && !rows) return false;
@@ -93,11 +85,6 @@ namespace {
 
 constexpr int64_t kFewBytes = 12 << 20, kSomeBytes = 30 << 20, kManyBytes = 80 << 20;  // that a call moves
 
-int64_t bytes_of(const CausalConv1dUpdateParams& p) {
-    const int64_t tokens = p.query_start_loc.data ? p.total_tokens : int64_t{p.batch} * p.seqlen;
-    return 2 * element_bytes(p.dtype) * p.dim * (tokens + int64_t{p.batch} * p.state_len);
-}
-
 }  // namespace
 
 // By times of an H100 and an H200: many bytes of channels that come in pairs only, but for narrow widths; packed slots with
@@ -105,7 +92,7 @@ int64_t bytes_of(const CausalConv1dUpdateParams& p) {
 bool causal_conv1d_update_wave_beats_vectors(const CausalConv1dUpdateParams& p) {
     if (!kCopiesPastRegisters || bytes_of(p) < kFewBytes || causal_conv1d_update_wave_refusal(p)) return false;
     constexpr int kFours = 4, kCommonWidth = 4;
-    const bool one_token = p.seqlen == 1 && !p.query_start_loc.data, packed = p.state_dim_stride != 1;
+    const bool one_token = has_one_token(p), packed = p.state_dim_stride != 1;
     const int bytes_of_x = element_bytes(p.dtype);
     if (p.dim % kFours != 0) {
         const bool late = bytes_of_x == 4 || (one_token && p.width <= kCommonWidth);
