@@ -116,6 +116,15 @@ def test_bands_make_the_same_sums(device: torch.device) -> None:
         assert_exact(case, device, "depthwise_banded")
 
 
+def test_rolling_sums_are_the_same(device: torch.device) -> None:
+    """The algorithm `depthwise_rolling` serves contiguous images, too: rows of even and of odd length."""
+    for number, case in enumerate(case for case in SHAPES + WALKED if case.padding_mode == "zeros"):
+        reaches = [(taps - 1) * dilation + 1 for taps, dilation in zip((case.R, case.S), case.dilation, strict=True)]
+        if max(reaches) <= 11 and case.stride in ((1, 1), (2, 2)):
+            case = case._replace(dtype=(torch.bfloat16, torch.float16)[number % 2], layout="nchw")
+            assert_exact(case, device, "depthwise_rolling")
+
+
 def test_strips_make_the_same_sums(device: torch.device) -> None:
     """The algorithm `depthwise_strips` serves channels_last images of whole vectors of channels."""
     for number, case in enumerate(SHAPES + WALKED):
@@ -126,7 +135,9 @@ def test_strips_make_the_same_sums(device: torch.device) -> None:
             assert_exact(case, device, "depthwise_strips")
 
 
-@pytest.mark.parametrize(("algorithm", "layout"), [("depthwise_banded", "nchw"), ("depthwise_strips", "nhwc")])
+@pytest.mark.parametrize(
+    ("algorithm", "layout"), [("depthwise_banded", "nchw"), ("depthwise_rolling", "nchw"), ("depthwise_strips", "nhwc")]
+)
 def test_bands_keep_what_is_not_finite_where_it_belongs(device: torch.device, algorithm: str, layout: str) -> None:
     """A band has zeros beside the taps, and a product of one by an infinity would be NaN."""
     for case in (depthwise(8, 12, 20, 3, 3, 1, N=2), depthwise(8, 9, 9, 5, 5, 2, N=3, stride=(2, 2))):

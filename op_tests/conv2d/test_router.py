@@ -138,6 +138,25 @@ def test_contiguous_depthwise_layers_of_many_taps_take_bands() -> None:
         assert chosen(C, H, R, N) == "depthwise", (C, H, R, N)
 
 
+def test_contiguous_depthwise_layers_roll() -> None:
+    """As they were measured on an H100. Single small images take other kernels, and larger filters bands."""
+    serving: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = (
+        ("depthwise_banded", ((32, 32),)),
+        ("depthwise_rolling", ((16, 8),)),
+        ("depthwise", ()),
+    )
+
+    def chosen(C: int, H: int, R: int, N: int = 32, **more: Any) -> str:
+        return choose(problem(C, H, C, R, N, groups=C)._replace(layout="nchw", **more), H200, serving).algorithm
+
+    for C, H, R, N in ((96, 56, 7, 32), (144, 56, 3, 32), (240, 28, 5, 32), (1152, 7, 5, 32), (728, 38, 3, 32), (96, 56, 7, 1)):
+        assert chosen(C, H, R, N) == "depthwise_rolling", (C, H, R, N)
+    assert chosen(96, 112, 3, stride=(2, 2), out_size=(56, 56)) == "depthwise_rolling"
+    assert chosen(96, 56, 1, kernel=(1, 7), padding=(0, 0, 3, 3)) == "depthwise_rolling"
+    for C, H, R, N in ((480, 14, 3, 1), (1632, 9, 3, 1), (240, 14, 5, 1)):
+        assert chosen(C, H, R, N) == "depthwise", (C, H, R, N)
+
+
 def test_channels_last_depthwise_layers_of_many_taps_take_strips() -> None:
     """Dilated ones, too, as they were measured on an H100. Three taps, small images and single images walk."""
     serving: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = (("depthwise_strips", ((16, 8),)), ("depthwise", ()))

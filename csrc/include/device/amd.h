@@ -108,6 +108,7 @@ HIPCONV_INLINE void from_here_on(uint32_t& of_lane) {
 #endif
 }
 HIPCONV_INLINE void in_a_register(int&) {}
+HIPCONV_INLINE void in_a_register(const char*&) {}
 HIPCONV_INLINE void in_a_register(float& value) {
 #if defined(HIPCONV_AMD_DEVICE)
     asm volatile("" : "+v"(value));

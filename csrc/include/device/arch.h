@@ -65,7 +65,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //   from_here_on(value): results from the value are worked out behind this, and not kept in registers from before. An int,
 //       which lanes may share, is left alone on AMD; a uint32_t, which each lane has its own of, on NVIDIA
 //   in_a_register(value): the value is kept in a register, and not worked out again wherever it is used, nor moved to another
-//       register to be half of a pair. An int, which lanes may share, is left alone on AMD
+//       register to be half of a pair. An int or an address, which lanes may share, is left alone on AMD
 //   enter_loop_here(): it starts a loop that begins with a condition. AMD's compiler would copy the condition to the end
 //       of the loop, which then would have two entries
 //   global_pointer<T>(address): it makes a pointer to device memory from an integer or a pointer: AMD's compiler has to be

@@ -70,6 +70,7 @@ inline void beside_access(uint32_t&) {}
 inline void from_here_on(int&) {}
 inline void from_here_on(uint32_t&) {}
 inline void in_a_register(int&) {}
+inline void in_a_register(const char*&) {}
 inline void in_a_register(float&) {}
 inline void enter_loop_here() {}
 

@@ -73,6 +73,13 @@ HIPCONV_INLINE void from_here_on(int& value) {
 }
 HIPCONV_INLINE void from_here_on(uint32_t&) {}
 HIPCONV_INLINE void in_a_register(int& value) { from_here_on(value); }
+HIPCONV_INLINE void in_a_register(const char*& address) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    asm volatile("" : "+l"(address));
+#else
+    (void)address;
+#endif
+}
 HIPCONV_INLINE void in_a_register(float& value) {
 #if defined(HIPCONV_NVIDIA_DEVICE)
     asm volatile("" : "+f"(value));

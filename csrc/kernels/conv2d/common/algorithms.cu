@@ -22,6 +22,7 @@ struct Algorithm {
 constexpr Algorithm kAlgorithms[] = {
     // {name, refusal, launch, workspace}, tiles, packing, pack; the fastest first
     {{"depthwise_banded", conv2d_depthwise_banded_refusal, conv2d_depthwise_banded}, conv2d_depthwise_banded_tiles},
+    {{"depthwise_rolling", conv2d_depthwise_rolling_refusal, conv2d_depthwise_rolling}, conv2d_depthwise_rolling_tiles},
     {{"depthwise_strips", conv2d_depthwise_strips_refusal, conv2d_depthwise_strips}, conv2d_depthwise_strips_tiles},
     {{"depthwise", conv2d_depthwise_refusal, conv2d_depthwise}, nullptr},
     {{"relaid_warpgroup_gemm", conv2d_relaid_warpgroup_gemm_refusal, conv2d_relaid_warpgroup_gemm,

@@ -89,7 +89,13 @@ std::vector<Conv2dTile> conv2d_depthwise_banded_tiles(const std::string& arch, D
 const char* conv2d_depthwise_banded_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_depthwise_banded(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
-// The same of channels_last images.
+// The same from memory to memory by waves of their own, down whose strips of columns sums roll in registers: filters of up to
+// 11 rows and 16 columns. No workspace.
+std::vector<Conv2dTile> conv2d_depthwise_rolling_tiles(const std::string& arch, DType dtype);
+const char* conv2d_depthwise_rolling_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_depthwise_rolling(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
+// The same of channels_last images, by way of LDS: filters of up to 7 rows and 9 columns.
 std::vector<Conv2dTile> conv2d_depthwise_strips_tiles(const std::string& arch, DType dtype);
 const char* conv2d_depthwise_strips_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_depthwise_strips(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);

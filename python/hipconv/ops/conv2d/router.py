@@ -31,8 +31,13 @@ ALGORITHMS = {
         "types",
         costs.depthwise_banded,
     ),
+    "depthwise_rolling": Algorithm(
+        "the same of filters of up to 11 rows and 16 columns: 16 strips of columns at once, down whose rows sums move in "
+        "registers, without LDS; 16-bit types",
+        costs.depthwise_rolling,
+    ),
     "depthwise_strips": Algorithm(
-        "the same of channels_last images: 16 strips of columns at once, down whose rows sums move in registers; 16-bit types",
+        "the same of channels_last images, by way of LDS: filters of up to 7 rows and 9 columns; 16-bit types",
         costs.depthwise_strips,
     ),
     "depthwise": Algorithm(

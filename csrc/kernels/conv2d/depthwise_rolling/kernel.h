@@ -1,0 +1,367 @@
+// Depthwise layers of 16-bit types and contiguous images on matrix cores, from memory to memory without LDS
+// (`depthwise_rolling`).
+//
+// A strip is kRollingColumns columns of outputs, down a segment of rows. A wave has a filter and 16 strips, of one image or of
+// several, which are the rows of a matrix instruction: it multiplies a row of x of each by bands, matrices with a row of taps
+// on their diagonals, one for each row of taps. Sums of all rows of outputs that see the row of x stay in registers and roll
+// down: they move up by one with each step, which costs nothing, as an instruction writes them elsewhere than it reads them.
+// So each row of x is read once, by lanes that have words beside each other, as the instruction wants them; the bands stay in
+// registers, and waves wait for nobody. What is read beside a strip's own columns meets a zero of the band.
+#pragma once
+
+#include "../common/band_atom.h"
+#include "../common/depthwise_formula.h"
+#include "../common/epilogue.h"
+#include "params.h"
+
+namespace hipconv {
+
+// A strip: its image, and its first row and column of outputs.
+struct RollingStrip {
+    int image, row, column, rows;  // none of one that does not exist
+
+    RollingStrip() = default;
+    HIPCONV_INLINE RollingStrip(const RollingParams& p, int number) {
+        const int along = static_cast<int>(divide(number, p.divide_by_tiles));
+        image = static_cast<int>(divide(along, p.divide_by_segments));
+        row = (along - image * p.segments) * p.segment_rows;
+        column = (number - along * p.tiles) * kRollingColumns;
+        const int left = p.conv.out_height - row;
+        rows = number >= p.strips ? 0 : left < p.segment_rows ? left : p.segment_rows;
+    }
+};
+
+// A row of x of a lane's strips, as the matrix instruction takes it: words, or elements that become words when they are used.
+template <int kSteps, bool kWords>
+struct RollingRow {
+    uint32_t parts[kSteps][4][kWords ? 1 : 2];
+
+    HIPCONV_INLINE void words(uint32_t (&x)[4], int step) const {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            if constexpr (kWords)
+                x[w] = parts[step][w][0];
+            else
+                x[w] = lower_halves(parts[step][w][0], parts[step][w][1]);
+        }
+    }
+};
+
+// Where a lane reads x. Outside the image it finds zeros, without reading.
+template <typename A, int kStride, int kSteps, bool kWords>
+class RollingSource {
+  public:
+    HIPCONV_INLINE RollingSource(const RollingParams& p, const RollingStrip (&strips)[A::kRows], int channel, int taps,
+                                 int lane) {
+        const Conv2dParams& c = p.conv;
+#pragma unroll
+        for (int r = 0; r < A::kRows; ++r) {
+            const RollingStrip& strip = strips[r];
+            row_[r] = strip.row * kStride - c.pad_top;
+            const int column = strip.column * kStride - c.pad_left - p.lead + A::x_column(lane);
+            from_[r] = static_cast<const char*>(c.x.data) + 2 * offset_in(c.x, strip.image, channel, row_[r], column);
+            // The rows that the strip sees.
+            const int behind = row_[r] + (strip.rows - 1) * kStride + taps;
+            const int limit = strip.rows == 0 || behind < 0 ? 0 : behind < c.in_height ? behind : c.in_height;
+#pragma unroll
+            for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+                for (int w = 0; w < 4; ++w) {
+                    if (A::x_row(w) != r) continue;
+#pragma unroll
+                    for (int e = 0; e < kParts; ++e) {
+                        const int at = column + s * A::kDepth + A::x_step(w) + e;
+                        limits_[s][w][e] = static_cast<uint32_t>(at) < static_cast<uint32_t>(c.in_width) ? limit : 0;
+                        in_a_register(limits_[s][w][e]);
+                    }
+                }
+        }
+    }
+
+    // Begins to read the next row.
+    HIPCONV_INLINE void load(RollingRow<kSteps, kWords>& next, int64_t pitch) {
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+            for (int w = 0; w < 4; ++w)
+#pragma unroll
+                for (int e = 0; e < kParts; ++e) {
+                    const char* const from = from_[A::x_row(w)] + (s * A::kDepth + A::x_step(w) + e) * 2;
+                    next.parts[s][w][e] = 0;
+                    if (static_cast<uint32_t>(row_[A::x_row(w)]) >= static_cast<uint32_t>(limits_[s][w][e])) continue;
+                    if constexpr (kWords)
+                        next.parts[s][w][e] = *global_pointer<const uint32_t>(from);
+                    else
+                        next.parts[s][w][e] = *global_pointer<const uint16_t>(from);
+                }
+#pragma unroll
+        for (int r = 0; r < A::kRows; ++r) {
+            from_[r] += pitch;
+            in_a_register(from_[r]);
+            promise_global(from_[r]);
+            ++row_[r];
+        }
+    }
+
+  private:
+    static constexpr int kParts = kWords ? 1 : 2;
+
+    const char* from_[A::kRows];
+    int row_[A::kRows];
+    int limits_[kSteps][4][kParts];  // rows behind the last one that there is to read
+};
+
+// Where a lane writes its outputs, two columns at a time.
+template <typename A, int kRows, bool kWords>
+class RollingOutputs {
+  public:
+    HIPCONV_INLINE RollingOutputs(const RollingParams& p, const RollingStrip (&strips)[A::kRows], int filter, int lane) {
+        const Conv2dParams& c = p.conv;
+#pragma unroll
+        for (int r = 0; r < A::kRows; ++r)
+            to_[r] = static_cast<const char*>(c.out.data) +
+                     2 * offset_in(c.out, strips[r].image, filter, strips[r].row - (kRows - 1),
+                                   strips[r].column + A::sum_column(lane, r * (A::kSums / A::kRows)));
+#pragma unroll
+        for (int e = 0; e < A::kSums; ++e) {
+            if (kWords && e % 2 != 0) continue;
+            const RollingStrip& strip = strips[A::sum_row(e)];
+            rows_[e] = strip.column + A::sum_column(lane, e) < c.out_width ? strip.rows : 0;
+            in_a_register(rows_[e]);
+        }
+    }
+
+    // Writes the next row, of number `row`; those in front of the first one are none.
+    HIPCONV_INLINE void write(const typename A::Sums& sums, DType dtype, int row, int64_t pitch) {
+#pragma unroll
+        for (int e = 0; e < A::kSums; e += 2) {
+            const uint32_t both = rounded_pair(dtype, make_pair(sums[e], sums[e + 1]));
+            const int of_row = A::sum_row(e) * (A::kSums / A::kRows);
+            const char* const to = to_[A::sum_row(e)] + (A::sum_column(0, e) - A::sum_column(0, of_row)) * 2;
+            const auto exists = [&](int of) { return static_cast<uint32_t>(row) < static_cast<uint32_t>(rows_[of]); };
+            if constexpr (kWords) {
+                if (exists(e)) *global_pointer<uint32_t>(to) = both;
+            } else {
+                if (exists(e)) global_pointer<uint16_t>(to)[0] = static_cast<uint16_t>(both);
+                if (exists(e + 1)) global_pointer<uint16_t>(to)[1] = static_cast<uint16_t>(both >> 16);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < A::kRows; ++r) {
+            to_[r] += pitch;
+            in_a_register(to_[r]);
+            promise_global(to_[r]);
+        }
+    }
+
+  private:
+    const char* to_[A::kRows];
+    int rows_[A::kSums];  // of outputs, 0 in columns beside the image
+};
+
+// A filter's taps on their way to LDS: rows of taps behind a zero, and zeros behind them and between dilated ones. They are
+// there twice, the second time an element further to the front, so that any two neighbours are a word of one or the other.
+template <int kTaps>
+class RollingFilter {
+  public:
+    static constexpr int kReach = rolling_reach(kTaps), kPitch = kReach + 3, kElements = kTaps * kPitch;
+
+    HIPCONV_INLINE RollingFilter(const RollingParams& p, int filter, int lane) {
+        const Conv2dParams& c = p.conv;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            const int tap = lane + i * kWaveSize, r = divide(tap, p.divide_by_columns), s = tap - r * c.kernel_width;
+            to_[i] = r < c.kernel_height ? r * c.dilation_h * kPitch + s * c.dilation_w : -1;
+            from_[i] = static_cast<const char*>(c.weight.data) + 2 * offset_in(c.weight, filter, 0, r, s);
+        }
+    }
+    HIPCONV_INLINE void load() {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            values_[i] = 0;
+            if (to_[i] >= 0) values_[i] = *global_pointer<const uint16_t>(from_[i]);
+        }
+    }
+    static HIPCONV_INLINE void clear(uint16_t* lds, int lane) {
+#pragma unroll
+        for (int i = 0; i < kElements; i += kWaveSize)
+            if (lane + i < kElements) reinterpret_cast<uint32_t*>(lds)[lane + i] = 0;
+        sync_wave();
+    }
+    HIPCONV_INLINE void store(uint16_t* lds) const {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            if (to_[i] < 0) continue;
+            lds[to_[i] + 1] = values_[i];
+            lds[kElements + to_[i]] = values_[i];
+        }
+        sync_wave();
+    }
+    // The word of a band whose first tap has this number, counted from the zero in front of a row, in the first row.
+    static HIPCONV_INLINE const uint32_t* word(const uint16_t* lds, int tap) {
+        const int at = tap < 0 || tap > kReach ? kReach + 1 : tap;
+        return reinterpret_cast<const uint32_t*>(lds + (at % 2) * kElements + at / 2 * 2);
+    }
+
+  private:
+    static constexpr int kCount = (kTaps * kReach + kWaveSize - 1) / kWaveSize;
+
+    int to_[kCount];
+    const char* from_[kCount];
+    uint16_t values_[kCount];
+};
+
+// Makes all outputs of a wave again, by the formula.
+template <typename A>
+HIPCONV_INLINE void make_strips_again(const RollingParams& p, int first, int channel, int filter, int lane) {
+    const Conv2dParams& c = p.conv;
+#pragma unroll 1
+    for (int at = lane; at < kRollingStrips * kRollingColumns; at += kWaveSize) {
+        const RollingStrip strip(p, first + at / kRollingColumns);
+        const int column = strip.column + at % kRollingColumns;
+        if (column >= c.out_width) continue;
+#pragma unroll 1
+        for (int row = strip.row; row < strip.row + strip.rows; ++row) {
+            float sum = depthwise_by_formula(c, strip.image, channel, filter, row, column);
+            if (c.bias) sum += load_parameter(global_pointer<void>(c.bias), filter * c.bias_stride, c.bias_dtype);
+            store_rounded(c.out.data, offset_in(c.out, strip.image, filter, row, column), c.out_dtype,
+                          activate(sum, c.activation));
+        }
+    }
+}
+
+// T is a 16-bit type; where kHalvesShareKernels, f16 stands for both. There is room for kTaps rows of taps.
+// Pairs of columns of x and of out are words of memory where kWords and kOutWords say so.
+template <typename T, int kTaps, int kStride, bool kWords, bool kOutWords>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kStride, kWords))
+    conv2d_depthwise_rolling(HIPCONV_IN_PLACE const RollingParams parameter) {
+    constexpr bool kIsLegal = kHasBandAtom<T> && (kWaveSize == 64 || kCopiesPastRegisters);
+    using Filter = RollingFilter<kTaps>;
+    constexpr int kWaves = kRollingThreads / kWaveSize;
+    HIPCONV_SHARED(Words4, lds, (kIsLegal ? (kWaves * 2 * Filter::kElements + 7) / 8 : 1));
+    let_next_kernel_begin();
+    if constexpr (kIsLegal) {
+        using A = BandAtom<T>;
+        static_assert(A::kColumns == kRollingColumns);
+        constexpr int kRows = (kTaps + kStride - 1) / kStride;  // of outputs, that kStride rows of x are part of
+        constexpr int kSteps = ((kRollingColumns - 1) * kStride + rolling_reach(kTaps) + A::kDepth - 1) / A::kDepth;
+        constexpr int kAhead = rolling_ahead(kTaps, kStride, kWords);  // rows of outputs whose x is under way
+        const int lane = threadIdx.x % kWaveSize, wave = threadIdx.x / kWaveSize;
+        uint16_t* const taps = reinterpret_cast<uint16_t*>(lds) + wave * 2 * Filter::kElements;
+        const int number = static_cast<int>(blockIdx.x) * kWaves + wave;
+        const RollingParams& all = first_parameter_again(parameter);
+        // Waves beside each other have groups of strips of an image, then filters beside each other: what runs at a time lies
+        // together in memory.
+        const int bundle = static_cast<int>(divide(number, all.divide_by_bundle)), of_bundle = number - bundle * all.bundle;
+        const int of_images = static_cast<int>(divide(bundle, all.divide_by_filters));
+        const int filter = bundle - of_images * all.conv.out_channels;
+        const int first = (of_images * all.bundle + of_bundle) * kRollingStrips;
+        const int channel = static_cast<int>(divide(filter, all.divide_by_multiplier));
+        Filter from_memory(all, filter, lane);
+        from_memory.clear(taps, lane);
+        const RollingParams& more = first_parameter_again(parameter);
+        RollingStrip strips[A::kRows];
+#pragma unroll
+        for (int r = 0; r < A::kRows; ++r) strips[r] = RollingStrip(more, first + A::row(lane, r));
+        const int reach = (more.conv.kernel_height - 1) * more.conv.dilation_h + 1;
+        RollingSource<A, kStride, kSteps, kWords> source(more, strips, channel, reach, lane);
+        RollingOutputs<A, kRows, kOutWords> outputs(more, strips, filter, lane);
+        const int64_t x_pitch = 2 * more.conv.x.row_stride, out_pitch = 2 * more.conv.out.row_stride;
+        const int behind = more.segment_rows, lead = more.lead, count = more.strips;
+        const DType dtype = more.conv.dtype, out_dtype = more.conv.out_dtype;
+        const Conv2dActivation activation = more.conv.activation;
+        const bool clamps = activation == Conv2dActivation::none || activation == Conv2dActivation::relu;
+        const float least = activation == Conv2dActivation::relu ? 0.0f : -__builtin_huge_valf();
+
+        using Rows = RollingRow<kSteps, kWords>[kAhead][kStride];
+        Rows first_rows, second_rows;
+        const auto load = [&](Rows& rows) {
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i)
+#pragma unroll
+                for (int j = 0; j < kStride; ++j) source.load(rows[i][j], x_pitch);
+        };
+        wait_for_kernel_before();
+        if (first >= count) return;
+        from_memory.load();
+        float bias = 0.0f;
+        {
+            const Conv2dParams& c = first_parameter_again(parameter).conv;
+            if (c.bias) bias = load_parameter(global_pointer<void>(c.bias), filter * c.bias_stride, c.bias_dtype);
+        }
+        load(first_rows);
+        from_memory.store(taps);
+        typename A::Sums begin;
+#pragma unroll
+        for (int e = 0; e < A::kSums; ++e) begin[e] = bias;
+        uint32_t band[kTaps][kSteps][A::kWords];
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+            for (int w = 0; w < A::kWords; ++w) {
+                const int column = s * A::kDepth + A::band_element(lane, w) - A::band_column(lane) * kStride;
+                const uint32_t* const from = Filter::word(taps, column - lead + 1);
+#pragma unroll
+                for (int r = 0; r < kTaps; ++r) band[r][s][w] = from[r * (Filter::kPitch / 2)];
+            }
+        typename A::Sums sums[kRows] = {};  // of the rows of outputs that are under way; the first is not used
+        float zero = 0.0f;
+        int row = 1 - kRows;  // the next one of outputs; those in front of the first one are none
+        // Makes the rows of outputs whose last x is `x`, while what comes next is on its way.
+        const auto roll = [&](const Rows& x, Rows& next) {
+            load(next);
+            typename A::Sums done[kAhead];
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) {
+                with_halves<T>(dtype, [&](auto like) {
+#pragma unroll
+                    for (int j = 0; j < kStride; ++j)
+#pragma unroll
+                        for (int up = kRows - 1; up >= 0; --up) {
+                            const int r = up * kStride + j;
+                            if (r >= kTaps) continue;
+                            // The sums of the row that is `up` above the lowest one under way.
+                            typename A::Sums& to = up == kRows - 1 ? done[i] : sums[up + 1];
+                            typename A::Sums next = j > 0 ? to : up > 0 ? sums[up] : begin;
+#pragma unroll
+                            for (int s = 0; s < kSteps; ++s) {
+                                uint32_t words[4];
+                                x[i][j].words(words, s);
+                                A::template multiply<decltype(like)>(next, words, band[r][s]);
+                            }
+                            to = next;
+                        }
+                });
+#pragma unroll
+                for (int e = 0; e < A::kSums; ++e) {
+                    zero = fmaf(done[i][e], 0.0f, zero);
+                    done[i][e] = at_least(done[i][e], least);
+                }
+            }
+            if (!clamps) {
+                // A sum at a time, so that the text of all activations stays short.
+#pragma unroll 1
+                for (int turn = 0; turn < kAhead * A::kSums; ++turn) {
+                    const float own = activate(done[0][0], activation);
+#pragma unroll
+                    for (int e = 1; e < kAhead * A::kSums; ++e)
+                        done[(e - 1) / A::kSums][(e - 1) % A::kSums] = done[e / A::kSums][e % A::kSums];
+                    done[kAhead - 1][A::kSums - 1] = own;
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i) outputs.write(done[i], out_dtype, row + i, out_pitch);
+            row += kAhead;
+        };
+#pragma unroll 1
+        for (;;) {
+            roll(first_rows, second_rows);
+            if (row >= behind) break;
+            roll(second_rows, first_rows);
+            if (row >= behind) break;
+        }
+        if (__ballot(zero != 0.0f) != 0) make_strips_again<A>(first_parameter_again(parameter), first, channel, filter, lane);
+    }
+}
+
+}  // namespace hipconv

@@ -1,0 +1,55 @@
+"""conv2d's `depthwise_rolling` on simt: every matrix unit, strips of one image and of several, with small integers.
+
+`exact.py` says how a case is made and judged.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from conv2d.exact import HALVES, Case, arch_here, check
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def rolling(shape: tuple[int, int, int, int], taps: tuple[int, int], each: int = 1, **more: Any) -> Case:
+    layouts = {"x_layout": "nchw0", "out_layout": "nchw0"} | more
+    return Case(shape, (shape[1] * each, *taps), groups=shape[1], algorithm="depthwise_rolling", **layouts)
+
+
+SAME3, SAME5, SAME7 = (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3)
+# Images of less than a strip, of one and of many; waves that end within an image; rows of even and of odd length, and gaps
+# between them; segments of which the last is lower; filters of fewer rows than the kernel has room for, and dilated ones;
+# several filters of a channel.
+CASES = [
+    rolling((20, 3, 7, 7), (3, 3), padding=SAME3, bias=True, activation="relu"),
+    rolling((3, 5, 9, 9), (5, 5), padding=SAME5, bias=True, activation="relu"),
+    rolling((2, 3, 14, 14), (7, 7), padding=SAME7, bias=True),
+    rolling((1, 2, 45, 72), (3, 3), padding=SAME3, each=2),
+    rolling((1, 2, 19, 134), (3, 3), padding=SAME3, stride=(2, 2)),
+    rolling((2, 3, 15, 22), (5, 5), padding=(2, 1, 1, 2), stride=(2, 2), bias=True, activation="relu"),
+    rolling((5, 2, 13, 13), (7, 7), padding=SAME7, stride=(2, 2)),
+    rolling((3, 2, 13, 18), (3, 3), padding=SAME3, stride=(2, 2), bias=True),
+    rolling((2, 2, 12, 18), (3, 3), padding=(2, 2, 3, 3), dilation=(2, 3)),
+    rolling((2, 2, 12, 16), (4, 2), padding=(3, 0, 1, 2)),
+    rolling((3, 2, 1, 50), (1, 9), padding=(0, 0, 8, 0), bias=True),
+    rolling((2, 2, 40, 1), (7, 1), padding=(3, 3, 0, 0)),
+    rolling((1, 2, 5, 6), (3, 3), padding=(4, 5, 4, 6), bias=True, activation="relu"),
+    rolling((2, 2, 30, 8), (1, 1), stride=(2, 2)),
+    rolling((2, 2, 20, 24), (11, 11), padding=(5, 5, 5, 5), x_layout="nchw", out_layout="nchw"),
+    rolling((2, 2, 23, 21), (9, 9), padding=(4, 4, 4, 4), stride=(2, 2), bias=True),
+    rolling((1, 2, 12, 40), (3, 9), padding=(1, 1, 7, 8), dilation=(1, 2), each=3),
+    rolling((2, 3, 10, 18), (5, 5), padding=SAME5, x_layout="nchw", out_layout="nchw0"),
+]  # fmt: skip
+
+
+def test_every_way_through_memory(module: Any) -> None:
+    tiles = module.conv2d_tiles("depthwise_rolling", arch_here(), torch.float16)
+    assert tiles or os.environ["HIPCONV_SIMT_MMA"] == "wmma11"  # RDNA 3 has none
+    for tile in tiles:
+        for number, case in enumerate(CASES):
+            check(module, case._replace(dtype=HALVES[number % 2], tile=tile))
