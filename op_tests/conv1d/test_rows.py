@@ -98,6 +98,31 @@ def test_many_short_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch, 
         )
 
 
+@pytest.mark.parametrize("step", [1, 3])
+def test_ids_in_order_at_any_step(device: torch.device, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Taps of eight tokens at a time see what ids leave them: at the ends of rows and where the id changes, in every width."""
+    monkeypatch.setenv("HIPCONV_CONV1D_KERNEL", "lines")  # which makes these through tile_lds
+    generator = torch.Generator().manual_seed(step)
+    draw = random.Random(step)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-5, 5, shape, generator=generator).to(device)
+
+    batch = 3
+    for dim, seqlen, layout in itertools.product((3, 40), (5, 8, 9, 16, 71, 300), LAYOUTS):
+        width, dtype = draw.randint(1, 8), draw.choice([torch.float32, torch.bfloat16])
+        changes = torch.rand(batch, seqlen, generator=generator) < draw.choice([0.02, 0.3])
+        ids = torch.full((batch, step * seqlen), -(2**31), dtype=torch.int32, device=device)[:, ::step]
+        ids[:] = changes.cumsum(1)
+        x, out = (empty_as(layout, (batch, dim, seqlen), dtype, device) for _ in range(2))
+        x[:] = integers(batch, dim, seqlen)
+        weight, bias = integers(dim, width).to(dtype), integers(dim).to(dtype)
+        state = integers(batch, dim, width - 1).to(dtype) if draw.random() < 0.5 and width > 1 else None
+        torch.ops.hipconv.causal_conv1d_states_fwd(out.fill_(torch.nan), None, x, weight, bias, ids, state, False)
+        expected = reference_training.causal_conv1d(x, weight, bias, ids, state, False)[0].to(dtype)
+        assert torch.equal(out, expected), f"{dim} channels, {seqlen} tokens, {layout}, width {width}, {dtype}"
+
+
 @pytest.mark.parametrize("form", ["plain", "ids", "states"])
 def test_rows_of_which_a_thread_makes_some(device: torch.device, form: str) -> None:
     """So many short rows that fill a card otherwise; a few are distinct."""

@@ -167,6 +167,8 @@ template <typename Vector>
 HIPCONV_INLINE void copy_later(Vector*, const void*, bool) {}
 template <typename Vector>
 HIPCONV_INLINE void copy_later(Vector*, const void*) {}
+template <typename Vector>
+HIPCONV_INLINE void copy_later_if(bool, Vector*, const void*) {}
 HIPCONV_INLINE void close_copies() {}
 template <int kGroupsLeft>
 HIPCONV_INLINE void wait_for_copies() {}

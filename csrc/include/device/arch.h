@@ -81,6 +81,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //   sync_wave(): all lanes of a wave see what each has written to LDS, and their reads before it are done
 //   copy_later(to, from, zeros): copies 16 bytes to LDS past the registers, where kCopiesPastRegisters, while the thread
 //       goes on. With `zeros`, it writes zero bytes, and `from` may be any address
+//   copy_later_if(wanted, to, from): the same of 16 bytes, by a predicate: copies that stand behind each other stay so
 //   copy_later(to, from): the same with 8 bytes, or with 4
 //   close_copies(): the copies asked for since the last call become a group, which may be empty
 //   wait_for_copies<groups>(): this thread's copies are done, but for those of the last groups

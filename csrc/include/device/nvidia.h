@@ -141,6 +141,17 @@ HIPCONV_INLINE void copy_later(uint4* to, const void* from, bool zeros) {
     (void)to, (void)from, (void)zeros;
 #endif
 }
+HIPCONV_INLINE void copy_later_if(bool wanted, uint4* to, const void* from) {
+#if defined(HIPCONV_HAS_MMA_SYNC)
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile(
+        "{ .reg .pred wanted; setp.ne.s32 wanted, %2, 0; @wanted cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(address),
+        "l"(from), "r"(int{wanted})
+        : "memory");
+#else
+    (void)wanted, (void)to, (void)from;
+#endif
+}
 HIPCONV_INLINE void copy_later(uint32_t* to, const void* from) {
 #if defined(HIPCONV_HAS_MMA_SYNC)
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));

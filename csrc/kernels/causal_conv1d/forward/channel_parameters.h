@@ -1,27 +1,36 @@
 // The parameters of a channel, for kernels in which a thread has one.
 #pragma once
 
+#include <type_traits>
+
 #include "causal_conv1d/forward.h"
 
 namespace hipconv {
 
-// Taps that the width leaves out, the oldest, are zero. Parameters are loaded as they lie in memory, and converted when x is
-// there, in the same registers: a conversion would wait for each.
-template <int kWidth>
+// Taps that the width, kLeastWidth or more, leaves out, the oldest, are zero. Parameters are loaded as they lie in memory, and
+// converted when x is there, in the same registers: a conversion would wait for each.
+template <int kWidth, int kLeastWidth>
 class ChannelParameters {
   public:
     HIPCONV_INLINE void load(const CausalConv1dInputs& in, int d) {
-        const int left_out = kWidth - in.width;
+        constexpr int kMostLeftOut = kWidth - kLeastWidth;
+        const int left_out = kMostLeftOut > 0 ? kWidth - in.width : 0;
         const auto bits_of = [&](auto type) {
             using Bits = decltype(type);
             const Bits* at = global_pointer<const Bits>(in.weight) + d * in.weight_dim_stride;
+            const auto load_taps = [&](auto stride) {
+                if (kMostLeftOut > 0) at -= left_out * stride;
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i) {
-                weight_[i] = 0;
-                if (i < left_out) continue;
-                weight_[i] = *at;
-                at += in.weight_width_stride;
-            }
+                for (int i = 0; i < kWidth; ++i) {
+                    weight_[i] = 0;
+                    if (i >= kMostLeftOut || i >= left_out) weight_[i] = *at;
+                    at += stride;
+                }
+            };
+            if (in.weight_width_stride == 1)  // by fewer instructions
+                load_taps(std::integral_constant<int, 1>{});
+            else
+                load_taps(in.weight_width_stride);
         };
         if (in.weight_dtype == DType::f32)
             bits_of(uint32_t{});

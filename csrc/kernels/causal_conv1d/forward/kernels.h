@@ -62,14 +62,18 @@ inline bool rows_are_faster_as_lines(const CausalConv1dFwdParams& p) {
     const bool plain = rows_are_plain(p), usual = plain && p.width >= 2 && p.width <= 4;
     const bool whole = p.seqlen % (16 / size) == 0, is_long = p.seqlen > kLongRow;
     const int64_t elements = static_cast<int64_t>(p.batch) * p.dim * p.seqlen;
-    if (elements < 16 * kEnoughThreads || p.seqlen == 1 || causal_conv1d_lines_refusal(p)) return false;
+    const bool only_states = !plain && !p.seq_idx.data;
+    const bool few = elements < 16 * kEnoughThreads;
+    if ((few && !(kHasPredicates && only_states && !whole && elements >= 4 * kEnoughThreads)) || p.seqlen == 1 ||
+        causal_conv1d_lines_refusal(p))
+        return false;
     if (kHasPredicates) {
         const bool aligned = rows_are_whole_vectors(p);
         if (plain && !whole && (p.width > 4 || !is_long)) return true;
         if (p.seq_idx.data && (aligned ? size == 4 && p.dim < 32 : size == 4 || (p.width > 4 && !is_long))) return true;
-        if (!plain && !p.seq_idx.data && !(aligned && size == 2)) return true;
+        if (only_states) return true;
         if (p.seq_idx.data && (p.dim < 32 ? p.seqlen <= 128 : !aligned && p.width > 5 && p.seqlen <= 2 * kLongRow)) return true;
-        if (plain && !aligned && size == 4 && p.width > 4) return true;
+        if (plain && !aligned && size == 4 && (whole || p.width > 4)) return true;
         if (!p.seq_idx.data && !(plain && aligned) && p.width > 5 && elements >= 64 * kEnoughThreads) return true;
     }
     if (whole) return false;

@@ -137,7 +137,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) caus
     const int first_channel = static_cast<int>(channel_block << line_bits);
 
     wait_for_kernel_before();
-    ChannelParameters<kWidth> parameters;
+    ChannelParameters<kWidth, kWidth <= 4 ? 1 : 5> parameters;
     const int d = first_channel + channel_of_line(again().plan, line);
     parameters.load(again(), d < again().dim ? d : 0);
     const uint32_t first_tile = block * again().plan.tiles_a_block;

@@ -147,13 +147,25 @@ bool channels_are_near(const CausalConv1dFwdParams& p, const Sequences& s) {
     return s.dim_stride >= 1 && s.dim_stride <= kFarthestSingles && (p.seqlen == 1 || step > s.dim_stride);
 }
 
-// Large calls without ids in 16 bits, if the channels fill the threads of tiles (measured on an H100 and an H200).
+// Large calls in 16 bits, if the channels fill the threads of tiles: those of long rows, and with ids, of seven taps and more;
+// of short ones with states, too (measured on an H100 and an H200).
 bool lds_is_faster_than_single(const CausalConv1dFwdParams& p) {
     constexpr int64_t kManyElements = 1 << 25;
-    constexpr int kFewTokens = 16;
-    const bool large = int64_t{p.batch} * p.dim * p.seqlen >= kManyElements && p.seqlen > kFewTokens;
-    return kHasPredicates && element_bytes(p.dtype) == 2 && large && p.width >= 4 && !p.seq_idx.data &&
-           causal_conv1d_tile_lds_fits(p) && causal_conv1d_tile_lds_fills_threads(p);
+    constexpr int kFewTokens = 16, kManyTokens = 512, kManyTaps = 7;
+    const bool large = int64_t{p.batch} * p.dim * p.seqlen >= kManyElements;
+    const bool states = p.initial_states.data || p.final_states.data, many_taps = p.width >= kManyTaps;
+    const bool suits = p.seq_idx.data          ? many_taps && p.seqlen >= kManyTokens
+                       : p.seqlen > kFewTokens ? p.width >= 4
+                                               : states && many_taps && p.seqlen > 1;
+    return kHasPredicates && element_bytes(p.dtype) == 2 && large && suits && causal_conv1d_tile_lds_fits(p) &&
+           causal_conv1d_tile_lds_fills_threads(p);
+}
+
+// Many rows of channels that leave many of the shifted lanes idle.
+bool lds_is_faster_than_shifted(const CausalConv1dFwdParams& p) {
+    const bool many = int64_t{p.batch} * p.dim * p.seqlen >= int64_t{32} * kEnoughThreads;
+    return kHasPredicates && many && !p.seq_idx.data && !causal_conv1d_tile_checked_fills_lanes(p) &&
+           causal_conv1d_tile_lds_fits(p);
 }
 
 TileWay way_of(const CausalConv1dFwdParams& p) {
@@ -165,7 +177,7 @@ TileWay way_of(const CausalConv1dFwdParams& p) {
         return rows_are_plain(p) && p.use_silu && p.width > 1 ? TileWay::usual : TileWay::checked;
     if (tile_is_of_pairs(p)) return TileWay::checked;
     if (!causal_conv1d_tile_single_fits(p)) return TileWay::lds;
-    if (causal_conv1d_tile_checked_fits(p)) return TileWay::checked;
+    if (causal_conv1d_tile_checked_fits(p)) return lds_is_faster_than_shifted(p) ? TileWay::lds : TileWay::checked;
     return lds_is_faster_than_single(p) ? TileWay::lds : TileWay::single;
 }
 

@@ -226,6 +226,7 @@ constexpr int kMostShiftedWidth = 2, kMostShiftedWidthOfShortRows = 4, kShortShi
 template <typename T, int kWidth>
 constexpr bool kMayShift = sizeof(T) == 2 && kWidth <= kMostShiftedWidthOfShortRows;
 bool causal_conv1d_tile_checked_fits(const CausalConv1dFwdParams& p);
+bool causal_conv1d_tile_checked_fills_lanes(const CausalConv1dFwdParams& p);  // most of them
 bool causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stream);
 
 // tile_single.cu

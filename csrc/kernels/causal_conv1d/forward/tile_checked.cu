@@ -366,6 +366,11 @@ bool causal_conv1d_tile_checked_fits(const CausalConv1dFwdParams& p) {
     return form.whole ? form.shape.fits() : may_shift(p) && form.groups <= kGridLimit && form.row_groups > 0;
 }
 
+bool causal_conv1d_tile_checked_fills_lanes(const CausalConv1dFwdParams& p) {
+    const CheckedForm form = form_of(p);
+    return form.whole || 4 * form.shifted.lanes * form.shifted.rows_a_segment >= 3 * kSegment;
+}
+
 bool causal_conv1d_tile_checked(const CausalConv1dFwdParams& all, hipStream_t stream) {
     const CheckedForm form = form_of(all);
     CausalConv1dFwdParams p = all;

@@ -61,6 +61,7 @@ struct LdsPlan {
     int32_t tap_groups;                     // of a sequence in a tile
     uint32_t of_channels, of_runs, of_run, of_sequence_runs, of_at_once, of_tap_groups;
     uint32_t blocks_a_sequence, all_blocks;  // along tokens and sequences
+    uint64_t of_blocks;                      // the reciprocal of the first
     int64_t groups;                          // along channels
     LdsTensor x, out;
     int32_t results_at, differs_at;  // in LDS, in vectors
@@ -82,6 +83,8 @@ struct LdsVector {
 
 // A tile of a tensor.
 struct LdsPart {
+    static constexpr int kTogether = 4;  // vectors
+
     const LdsTensor& how;
     char* memory;  // that of the tile's first token, those before a run included
     char* lds;
@@ -117,45 +120,104 @@ struct LdsPart {
     }
     // Calls f(vector) for the vectors of this thread, or only for those that lie in a piece as a whole. Mostly a piece has no
     // more of them than a block has threads: then a thread has one of it at most, and its walk has few instructions.
-    template <bool kOnlyWhole, typename F>
+    // Some of them go together, by f.some(vectors, there), if it is there to be called.
+    template <int kThreads, bool kOnlyWhole, bool kSomeTogether, typename F>
     HIPCONV_INLINE void for_vectors(F f) const {
         const int thread = static_cast<int>(threadIdx.x), row = quotient(thread, how.of_lanes), lane = thread - row * how.lanes;
-        const int end = pieces(), bytes = piece_bytes(), step = how.lanes * 16, begin = lane * 16;
+        const int end = pieces(), bytes = piece_bytes(), begin = lane * 16;
         const int at_end = kOnlyWhole ? bytes - 15 : bytes;
         if (row >= how.at_once || row >= end || at_end <= 0) return;
         const LdsVector first = first_vector(row, 0);
-        const auto walk = [&](auto wraps, auto repeats) {
-            constexpr bool kWraps = decltype(wraps)::value, kRepeats = decltype(repeats)::value;
-            const int ahead = kRepeats ? 0 : begin;
-            char *from = first.memory + first.begin + ahead, *place = first.lds + first.begin + ahead;
-            int line = kWraps ? line_of(row) : 0;
+        char *from = first.memory + first.begin, *place = first.lds + first.begin;
+        if (how.repeats) {  // then all threads have vectors of one piece
+            constexpr int kStep = kThreads * 16;
+            int line = line_of(row);
             for (int number = row; number < end; number += how.at_once) {
                 int at = begin - static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
-                const auto move = [&] { f(LdsVector{from + (at - ahead), place + (at - ahead), -at, bytes - at}); };
-                if (!kWraps || line < lines) {
-                    if constexpr (kRepeats) {
-                        if (kOnlyWhole && at < 0) at += step;
-                        for (; at < at_end; at += step) move();
-                    } else if (at < at_end && (!kOnlyWhole || at >= 0)) {
-                        move();
+                if (kOnlyWhole && at < 0) at += kStep;
+                char *own = from + at, *lds_own = place + at;
+                int left = line < lines ? at_end - at : 0;
+                const auto vector = [&](int k) -> LdsVector {
+                    const int own_at = at_end - left + k * kStep;
+                    return {own + k * kStep, lds_own + k * kStep, -own_at, bytes - own_at};
+                };
+                const auto go_on = [&](int count) {
+                    own += count * kStep;
+                    lds_own += count * kStep;
+                    left -= count * kStep;
+                };
+                if constexpr (kSomeTogether) {
+#pragma unroll 1
+                    while (left > (kTogether - 1) * kStep) {
+                        const LdsVector vectors[kTogether] = {vector(0), vector(1), vector(2), vector(3)};
+                        f.some(vectors, {true, true, true, true});
+                        go_on(kTogether);
                     }
+                }
+#pragma unroll 1
+                while (left > 0) {
+                    f(vector(0));
+                    go_on(1);
                 }
                 from += how.step;
                 place += how.lds_step;
-                if (!kWraps) continue;
                 line += how.lines_on;
                 if (line < how.lines) continue;
                 line -= how.lines;
                 from += how.wrap;
                 place += how.lds_wrap;
             }
+            return;
+        }
+        // A piece that begins so many bytes behind a boundary, from `least` on and up to `most`, has this lane's vector.
+        const int least = begin - at_end + 1, most = kOnlyWhole && lane == 0 ? 0 : 15;
+        if (least > most) return;
+        from += begin;
+        place += begin;
+        const auto has_vector = [&] {
+            const int back = static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
+            return kOnlyWhole ? static_cast<uint32_t>(back - least) <= static_cast<uint32_t>(most - least) : back >= least;
         };
-        if (how.repeats)
-            walk(std::true_type{}, std::true_type{});
-        else if (how.wraps)
-            walk(std::true_type{}, std::false_type{});
-        else
-            walk(std::false_type{}, std::false_type{});
+        const auto vector = [&]() -> LdsVector {
+            const int back = static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15), at = begin - back;
+            return {from - back, place - back, -at, bytes - at};
+        };
+        const auto go_on = [&] {
+            from += how.step;
+            place += how.lds_step;
+        };
+        int number = row, line = line_of(row);
+        if (how.wraps) {
+            for (; number < end; number += how.at_once) {
+                if (line < lines && has_vector()) f(vector());
+                go_on();
+                line += how.lines_on;
+                if (line < how.lines) continue;
+                line -= how.lines;
+                from += how.wrap;
+                place += how.lds_wrap;
+            }
+            return;
+        }
+        if (line >= lines) return;  // nor has it any other
+        if constexpr (kSomeTogether) {
+            for (const int last = end - (kTogether - 1) * how.at_once; number < last; number += kTogether * how.at_once) {
+                LdsVector vectors[kTogether];
+                bool there[kTogether];
+#pragma unroll
+                for (int k = 0; k < kTogether; ++k) {
+                    vectors[k] = vector();
+                    vectors[k].memory = global_pointer<char>(reinterpret_cast<uintptr_t>(from) & ~uintptr_t{15});  // shorter
+                    there[k] = has_vector();
+                    go_on();
+                }
+                f.some(vectors, there);
+            }
+        }
+        for (; number < end; number += how.at_once) {
+            if (has_vector()) f(vector());
+            go_on();
+        }
     }
     // Calls f(vector) for the first and last vectors of pieces that hold something else, too. A thread has whole pieces.
     template <int kThreads, typename F>
@@ -188,24 +250,60 @@ struct LdsPart {
     }
 };
 
-// Brings x to LDS. Vectors that reach out of x's memory come in elements.
-template <typename T>
-HIPCONV_INLINE void bring_tile(const LdsPart& part, uint64_t x_begin, uint64_t x_end) {
-    constexpr int kSize = static_cast<int>(sizeof(T));
-    const auto bring = [](const LdsVector& v) {
+// These bring vectors to LDS, and take them away.
+struct BringVectors {
+    HIPCONV_INLINE void operator()(const LdsVector& v) const {
         if constexpr (kCopiesPastRegisters)
             copy_later(reinterpret_cast<Words4*>(v.lds), v.memory, false);
         else
             *reinterpret_cast<Words4*>(v.lds) = *global_address<const Words4>(v.memory);
-    };
+    }
+    template <int kCount>
+    HIPCONV_INLINE void some(const LdsVector (&vectors)[kCount], const bool (&there)[kCount]) const {
+        if constexpr (kCopiesPastRegisters) {
+#pragma unroll
+            for (int k = 0; k < kCount; ++k)
+                copy_later_if(there[k], reinterpret_cast<Words4*>(vectors[k].lds), vectors[k].memory);
+        } else {
+            Words4 words[kCount];
+#pragma unroll
+            for (int k = 0; k < kCount; ++k)
+                if (there[k]) words[k] = *global_address<const Words4>(vectors[k].memory);
+#pragma unroll
+            for (int k = 0; k < kCount; ++k)
+                if (there[k]) *reinterpret_cast<Words4*>(vectors[k].lds) = words[k];
+        }
+    }
+};
+struct TakeVectors {
+    HIPCONV_INLINE void operator()(const LdsVector& v) const {
+        *global_address<Words4>(v.memory) = *reinterpret_cast<const Words4*>(v.lds);
+    }
+    template <int kCount>
+    HIPCONV_INLINE void some(const LdsVector (&vectors)[kCount], const bool (&there)[kCount]) const {
+        Words4 words[kCount];
+#pragma unroll
+        for (int k = 0; k < kCount; ++k)
+            if (there[k]) words[k] = *reinterpret_cast<const Words4*>(vectors[k].lds);
+#pragma unroll
+        for (int k = 0; k < kCount; ++k)
+            if (there[k]) *global_address<Words4>(vectors[k].memory) = words[k];
+    }
+};
+
+// Brings x to LDS. Vectors that reach out of x's memory come in elements.
+template <typename T>
+HIPCONV_INLINE void bring_tile(const LdsPart& part, uint64_t x_begin, uint64_t x_end) {
+    constexpr int kSize = static_cast<int>(sizeof(T));
+    constexpr BringVectors bring;
     if (part.how.by_elements) {
         part.for_elements<T, kTileThreadsOf<T>>([](const T* memory, T* lds) { *lds = *memory; });
         return;
     }
     if (part.lies_between(x_begin, x_end)) {
-        part.for_vectors<false>(bring);
+        part.for_vectors<kTileThreadsOf<T>, false, true>(bring);
     } else {
-        part.for_vectors<false>([&](const LdsVector& v) {
+        part.for_vectors<kTileThreadsOf<T>, false, false>([&](const LdsVector& v) {
             const uint64_t from = reinterpret_cast<uint64_t>(v.memory);
             if (from >= x_begin && from + 16 <= x_end) return bring(v);
 #pragma unroll 1
@@ -238,8 +336,7 @@ HIPCONV_INLINE void take_tile(const LdsPart& part, bool has_first, bool has_last
         part.for_elements<T, kTileThreadsOf<T>>([](T* memory, const T* lds) { *memory = *lds; });
         return;
     }
-    part.for_vectors<true>(
-        [](const LdsVector& v) { *global_address<Words4>(v.memory) = *reinterpret_cast<const Words4*>(v.lds); });
+    part.for_vectors<kTileThreadsOf<T>, true, true>(TakeVectors{});
     if (!part.how.has_edges || !(has_first || has_last)) return;
     part.for_edges<kTileThreadsOf<T>>([&](const LdsVector& v) {
         const bool is_first = v.begin > 0;

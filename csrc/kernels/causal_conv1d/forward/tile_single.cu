@@ -149,7 +149,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSingleThreads, single_blocks(kWidth, kSom
             if (ids.hide(p)) *differs = 1;
         }
     }
-    ChannelParameters<kWidth> parameters;
+    ChannelParameters<kWidth, kWidth - 1> parameters;
     parameters.load(p, exists ? d : 0);
     if (has_ids) {
         __syncthreads();
@@ -255,6 +255,7 @@ SinglePlan single_plan(const CausalConv1dFwdParams& p) {
     const int64_t a_sequence = parts(p.seqlen, run);
     const int64_t least = a_sequence > 1 ? kMaxFastWidth : 1;
     plan.run = static_cast<int32_t>(parts(p.seqlen, a_sequence) > least ? parts(p.seqlen, a_sequence) : least);
+    if (a_sequence > 1) plan.run = static_cast<int32_t>(parts(plan.run, kTapGroup)) * kTapGroup;  // whole steps
     plan.runs_a_sequence = static_cast<uint32_t>(parts(p.seqlen, plan.run));
     const int groups = static_cast<int>(parts(plan.run, kTapGroup));
     plan.sequences = 1;

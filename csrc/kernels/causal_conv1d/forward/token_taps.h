@@ -66,29 +66,40 @@ struct GroupTaps {
 // its taps reach.
 HIPCONV_INLINE GroupTaps taps_of_group(const CausalConv1dInputs& p, int64_t b, int32_t t) {
     constexpr int kMostPast = kMaxFastWidth - 1, kAll = kMostPast + kTapGroup;
-    const int32_t past = p.width - 1;
+    const int32_t past = p.width - 1, left = p.seqlen - t;
     const uint32_t all = (1u << past) - 1;
-    int32_t own = t - kMostPast, ids[kAll];
-    const int32_t* at = global_pointer<const int32_t>(p.seq_idx.data) + b * p.seq_idx.batch_stride +
-                        (own < 0 ? 0 : own) * p.seq_idx.seqlen_stride;
-    if (own >= 0 && own + kAll <= p.seqlen && p.seq_idx.seqlen_stride == 1) {
+    const int32_t* const row = global_pointer<const int32_t>(p.seq_idx.data) + b * p.seq_idx.batch_stride;
+    uint32_t older = 0, falls = 0;  // the sign of `falls` tells whether ids decrease, or are negative
+    uint32_t changes = 0;           // the lowest bit is that of the last token
+    const auto look_at = [&](int32_t id) {
+        const uint32_t own = static_cast<uint32_t>(id);
+        falls |= own | (own - older);
+        changes = changes << 1 | (older - own) >> 31;
+        older = own;
+    };
+    if (p.seq_idx.seqlen_stride == 1) {
+        const int32_t* const at = row + t;
+        int32_t ids[kAll];  // all of them are under way together
+        if (t >= kMostPast && left >= kTapGroup) {
 #pragma unroll
-        for (int i = 0; i < kAll; ++i) ids[i] = at[i];
-    } else {
+            for (int i = 0; i < kAll; ++i) ids[i] = at[i - kMostPast];
+            keep_apart<0>();
+        } else {  // the row's first and last ones stand for those beside it
 #pragma unroll
-        for (int i = 0; i < kAll; ++i) {
-            ids[i] = *at;
-            at += own >= 0 && own < p.seqlen - 1 ? p.seq_idx.seqlen_stride : 0;  // it stays at the row's ends
-            ++own;
+            for (int i = 0; i < kMostPast; ++i) ids[i] = at[i - kMostPast > -t ? i - kMostPast : -t];
+#pragma unroll
+            for (int i = 0; i < kTapGroup; ++i) ids[kMostPast + i] = at[i < left ? i : left - 1];
+            keep_apart<1>();
         }
-    }
-    bool ordered = ids[0] >= 0;
-    uint32_t changes = 0;  // the lowest bit is that of the last token
 #pragma unroll
-    for (int i = 1; i < kAll; ++i) {
-        ordered = ordered && ids[i] >= ids[i - 1];
-        changes |= ids[i] != ids[i - 1] ? 1u << (kAll - 1 - i) : 0;
+        for (int i = 0; i < kAll; ++i) look_at(ids[i]);
+    } else {
+#pragma unroll 1
+        for (int own = t - kMostPast; own < t + kTapGroup; ++own)
+            look_at(row[(own < 0 ? 0 : own < p.seqlen ? own : p.seqlen - 1) * p.seq_idx.seqlen_stride]);
     }
+    changes &= (1u << (kAll - 1)) - 1;  // without that of the first, which has none before it
+    const bool ordered = static_cast<int32_t>(falls) >= 0;
     GroupTaps found{};
     if (!ordered) {
         found.differ = true;
@@ -113,11 +124,11 @@ HIPCONV_INLINE GroupTaps taps_of_group(const CausalConv1dInputs& p, int64_t b, i
 #pragma unroll
     for (int w = 0; w < kTapGroup / 4; ++w) found.differ = found.differ || found.words[w] != 0x01010101u * all;
     if (t < past && !p.initial_states.data) {
-#pragma unroll
-        for (int j = 0; j < kTapGroup; ++j) {
-            const int32_t reached = t + j < past ? t + j : past;
-            found.words[j / 4] &= ~((all & ~((1u << reached) - 1)) << j % 4 * 8);
-        }
+        // The bytes of the first tokens of a row, of which each sees one more than the one before it; and then all.
+        constexpr uint64_t kOfFirst = 0x7f3f1f0f07030100;
+        const uint64_t reached = t > 0 ? kOfFirst >> 8 * t | ~uint64_t{0} << (64 - 8 * t) : kOfFirst;
+        found.words[0] &= static_cast<uint32_t>(reached);
+        found.words[1] &= static_cast<uint32_t>(reached >> 32);
     }
     return found;
 }

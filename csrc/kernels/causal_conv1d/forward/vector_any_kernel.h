@@ -160,13 +160,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
     // The block's table of what tokens see, and its records.
     const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x),
               threads = static_cast<int>(blockDim.x * blockDim.y);
-    for (int v = thread; v <= static_cast<int>(blockDim.x); v += threads) {
+    constexpr int kFirst = kWhole ? 1 : 0;  // whole rows have no token in the vector before the block's first one
+    for (int v = thread + kFirst; v <= static_cast<int>(blockDim.x); v += threads) {
         uint32_t words[kSights];
         const int32_t t = (stretch * static_cast<int32_t>(blockDim.x) + v - 1) * kTokens;
         find_sights<kWidth, kTokens>(p, p.seq_idx.data + of_ids * p.seq_idx.batch_stride, t, words);
 #pragma unroll
         for (int w = 0; w < kSights; ++w) sights[v * kSights + w] = words[w];
-        if (v == 0) sights[(static_cast<int>(blockDim.x) + 1) * kSights] = 0;
+        if (!kWhole && v == 0) sights[(static_cast<int>(blockDim.x) + 1) * kSights] = 0;
     }
     for (int row = thread; row < rows; row += threads) {
         const uint32_t d = channel_of(first_row + row);
@@ -295,14 +296,31 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
 #pragma unroll
                     for (int k = 0; k < kSights; ++k) beside_access(sees[k]);
                 }
-                const auto sees_tap = [&](int e, int i) { return (sees[e / 4] & 1u << (e % 4 * 8 + kPast - 1 - i)) != 0; };
+                if constexpr (kHasPredicates) {  // one token after another, whose byte becomes predicates as a whole
+                    float all[kTokens];
 #pragma unroll
-                for (int j = 0; j < kHalf; ++j) {
+                    for (int e = 0; e < kTokens; ++e) {
+                        const uint32_t own = sees[e / 4] >> e % 4 * 8;
+                        float sum = record[kWidth];
 #pragma unroll
-                    for (int i = 0; i < kPast; ++i)
-                        sums[j] =
-                            multiply_add_where(sees_tap(j, i), sees_tap(j + kHalf, i), twice(record[i]), inputs(j, i), sums[j]);
-                    sums[j] = multiply_add(twice(record[kPast]), inputs(j, kPast), sums[j]);
+                        for (int i = 0; i < kWidth; ++i) {
+                            if (i < kPast && !(own >> (kPast - 1 - i) & 1)) continue;
+                            sum = low(multiply_add(twice(record[i]), twice(window[kOldest + e + i]), twice(sum)));
+                        }
+                        all[e] = sum;
+                    }
+#pragma unroll
+                    for (int j = 0; j < kHalf; ++j) sums[j] = make_pair(all[j], all[j + kHalf]);
+                } else {
+                    const auto sees_tap = [&](int e, int i) { return (sees[e / 4] & 1u << (e % 4 * 8 + kPast - 1 - i)) != 0; };
+#pragma unroll
+                    for (int j = 0; j < kHalf; ++j) {
+#pragma unroll
+                        for (int i = 0; i < kPast; ++i)
+                            sums[j] = multiply_add_where(sees_tap(j, i), sees_tap(j + kHalf, i), twice(record[i]), inputs(j, i),
+                                                         sums[j]);
+                        sums[j] = multiply_add(twice(record[kPast]), inputs(j, kPast), sums[j]);
+                    }
                 }
             }
             if (p.use_silu) {
