@@ -327,7 +327,10 @@ void divide_channels(const CausalConv1dFwdParams& p, LdsPlan* plan) {
             const int64_t own = parts(needed, tiles);
             const int64_t run = parts(p.seqlen, tiles * own);
             const double of_edges = 1 + 64.0 / static_cast<double>(run * own);  // pieces of memory that are short cost more
-            const double cost = static_cast<double>(tiles * run_cost(run)) * of_edges / static_cast<double>(threads / own);
+            // A token's id is looked at once for all channels of a tile, which takes as long as an output or more.
+            const double of_ids = p.seq_idx.data ? 1 + 1.25 * static_cast<double>(own) / threads : 1;
+            const double cost =
+                static_cast<double>(tiles * run_cost(run)) * of_edges * of_ids / static_cast<double>(threads / own);
             if (fewest == 0 || cost < fewest) runs = own, fewest = cost;
             if (own == 1) break;
         }
@@ -595,11 +598,12 @@ LdsPlan new_plan(const CausalConv1dFwdParams& p) {
 
 // All that a plan depends on.
 struct PlanKey {
-    int32_t batch, dim, seqlen, width, dtype, beginnings;  // the last: of x and out, in their 16 bytes
+    int32_t batch, dim, seqlen, width, types, beginnings;  // dtype and whether there are ids; of x and out, in their 16 bytes
     int64_t x[3], out[3];                                  // strides
 
     explicit PlanKey(const CausalConv1dFwdParams& p)
-        : batch(p.batch), dim(p.dim), seqlen(p.seqlen), width(p.width), dtype(static_cast<int32_t>(p.dtype)),
+        : batch(p.batch), dim(p.dim), seqlen(p.seqlen), width(p.width),
+          types(2 * static_cast<int32_t>(p.dtype) + (p.seq_idx.data ? 1 : 0)),
           beginnings(static_cast<int32_t>(reinterpret_cast<uintptr_t>(p.x.data) % 16 * 16 +
                                           reinterpret_cast<uintptr_t>(p.out.data) % 16)),
           x{p.x.batch_stride, p.x.dim_stride, p.x.seqlen_stride},
