@@ -52,29 +52,30 @@ bool lines_is_faster(const CausalConv1dFwdParams& p);
 inline bool tile_is_faster(const CausalConv1dFwdParams& p) { return !lines_is_faster(p); }
 // It also makes ragged rows that are short, have one tap, or few channels, where these see states or ids or more than four
 // taps; and plain ones that are very short (measured on an H100 and an H200). On NVIDIA's cards it makes more, by way of
-// tile_lds.cu: rows with states but for whole ones in 16 bits, ragged ones with ids in float32, plain ragged ones that are not
-// long or have more than four taps, and ragged ones with ids that are not long and have as many; short ones of few channels
-// with ids; and where taps are many, large calls of other rows with states or plain ones that begin anywhere (measured on an
-// H100 and an H200).
+// tile_lds.cu: rows with states, of few elements only in float32 or if they are short; ragged ones with ids in float32, and in
+// 16 bits if they are not long and have four taps or more; plain ragged ones that are not long or have more than four taps;
+// aligned ones with ids in float32 if they are not long and have more than four taps; short ones of few channels with ids; and
+// plain ones in float32 that begin anywhere (measured on an H100 and an H200).
 inline bool rows_are_faster_as_lines(const CausalConv1dFwdParams& p) {
     constexpr int kLongRow = 512;  // tokens at most of one that is not
     const int size = element_bytes(p.dtype);
     const bool plain = rows_are_plain(p), usual = plain && p.width >= 2 && p.width <= 4;
     const bool whole = p.seqlen % (16 / size) == 0, is_long = p.seqlen > kLongRow;
     const int64_t elements = static_cast<int64_t>(p.batch) * p.dim * p.seqlen;
-    const bool only_states = !plain && !p.seq_idx.data;
+    const bool has_ids = p.seq_idx.data, only_states = !plain && !has_ids;
+    constexpr int kShortRow = 32;  // tokens: states of fewer are as much as they are
     const bool few = elements < 16 * kEnoughThreads;
-    if ((few && !(kHasPredicates && only_states && !whole && elements >= 4 * kEnoughThreads)) || p.seqlen == 1 ||
-        causal_conv1d_lines_refusal(p))
-        return false;
+    const bool suits_few = kHasPredicates && only_states && elements >= kEnoughThreads && (size == 4 || p.seqlen < kShortRow);
+    if ((few && !suits_few) || p.seqlen == 1 || causal_conv1d_lines_refusal(p)) return false;
     if (kHasPredicates) {
         const bool aligned = rows_are_whole_vectors(p);
         if (plain && !whole && (p.width > 4 || !is_long)) return true;
-        if (p.seq_idx.data && (aligned ? size == 4 && p.dim < 32 : size == 4 || (p.width > 4 && !is_long))) return true;
+        if (has_ids && aligned && size == 4 && (p.dim < 32 || (p.width > 4 && !is_long))) return true;
+        if (has_ids && !aligned && (size == 4 || (p.width > (whole ? 4 : 3) && !is_long))) return true;
         if (only_states) return true;
-        if (p.seq_idx.data && (p.dim < 32 ? p.seqlen <= 128 : !aligned && p.width > 5 && p.seqlen <= 2 * kLongRow)) return true;
+        if (has_ids && (p.dim < 32 ? p.seqlen <= 128 : !aligned && p.width > 5 && p.seqlen <= 2 * kLongRow)) return true;
         if (plain && !aligned && size == 4 && (whole || p.width > 4)) return true;
-        if (!p.seq_idx.data && !(plain && aligned) && p.width > 5 && elements >= 64 * kEnoughThreads) return true;
+        if (!has_ids && !(plain && aligned) && p.width > 5 && elements >= 64 * kEnoughThreads) return true;
     }
     if (whole) return false;
     return usual ? p.seqlen <= 8 : p.seqlen <= 128 || p.width == 1 || (p.dim < 32 && size == 2);
