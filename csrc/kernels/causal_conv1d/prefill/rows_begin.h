@@ -31,6 +31,7 @@ struct SpanEnds {
 struct SpanOfRows {
     int32_t count;  // of sequences that are looked up together, up to the last in the span
     int32_t more, has_begins, has_runs, has_dead;
+    int32_t sequence;  // the first of these
 };
 
 // Tells where a channel's outputs are in LDS, in bytes, by position.
@@ -168,6 +169,12 @@ struct WindowsAhead {
                     in_slot >= 0 && slot != kNoSlot);
     }
 };
+
+// Tells whether a lane makes starts for two channels of 16 bits. AMD's waves have no scalar registers for that.
+template <typename T>
+inline constexpr bool kStartsInPairs = sizeof(T) == 2 && kHasPredicates;
+template <typename T>
+inline constexpr int kStartLanes = kRowsChannels / (kStartsInPairs<T> ? 2 : 1);  // of a row
 
 // Makes `count` starts of sequences of the span that begins with token `begin`, or a row's share of them, which has one. The
 // lines are the span's inputs and outputs in LDS.

@@ -17,7 +17,7 @@
 #include "../common/launch.h"
 #include "launch/check.h"
 #include "rows.h"
-#include "rows_begin.h"
+#include "rows_pairs.h"
 
 namespace hipconv {
 
@@ -360,6 +360,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
     uint32_t stretch;
     if (!begin_stretch(call, stretch)) return;
     const int32_t first_channel = static_cast<int32_t>(blockIdx.x) * plan().channels_of_block;
+    // The same, worked out again: there are no registers for it everywhere.
+    const auto first_channel_here = [&] {
+        int number = static_cast<int>(blockIdx.x);
+        from_here_on(number);
+        return number * plan().channels_of_block;
+    };
+    const auto channels_here = [&] {
+        const int32_t channels_left = params().dim - first_channel_here();
+        return channels_left < plan().channels_of_block ? channels_left : plan().channels_of_block;
+    };
     const auto begins_stretch = [&](int32_t token) { return (token & ((1 << plan().log2_tokens) - 1)) == 0; };
 #pragma unroll 1
     for (int32_t begin = static_cast<int32_t>(stretch << plan().log2_tokens);; begin += kSpan) {
@@ -422,18 +432,23 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
                 }
             }
         }
-        if (!begins_stretch(begin)) {
-            if (thread < kAllHaloCells) halo = x_cells[thread / kHaloCells * Shape::kCells + kRowLanes + thread % kHaloCells];
-        } else if (begin > 0 && thread < kAllHaloCells && thread / kHaloCells < channels) {
-            const int32_t d = first_channel + thread / kHaloCells;
-            const char* from =
-                plan().halos + (int64_t{(begin >> plan().log2_tokens) - 1} * plan().saved_dim + d) * (kHalo * kSize);
-            if (!plan().halos) {
-                from = static_cast<const char*>(params().x) + (d * params().x_dim_stride + begin) * kSize;
-                from -= elements_apart<T>(from) * kSize + kHalo * kSize;
+        const auto bring_halo = [&](int thread) {
+            if (!begins_stretch(begin)) {
+                if (thread < kAllHaloCells)
+                    halo = x_cells[thread / kHaloCells * Shape::kCells + kRowLanes + thread % kHaloCells];
+            } else if (begin > 0 && thread < kAllHaloCells && thread / kHaloCells < channels) {
+                const int32_t d = first_channel + thread / kHaloCells;
+                const char* from =
+                    plan().halos + (int64_t{(begin >> plan().log2_tokens) - 1} * plan().saved_dim + d) * (kHalo * kSize);
+                if (!plan().halos) {
+                    from = static_cast<const char*>(params().x) + (d * params().x_dim_stride + begin) * kSize;
+                    from -= elements_apart<T>(from) * kSize + kHalo * kSize;
+                }
+                halo = *global_pointer<const Words4>(from + thread % kHaloCells * 16);
             }
-            halo = *global_pointer<const Words4>(from + thread % kHaloCells * 16);
-        }
+        };
+        const auto waits = [&] { return waits_late(phase_of(call)) && begins_stretch(begin); };
+        if (!waits()) bring_halo(thread);
         const int64_t tap_d = int64_t{first_channel} + (tap_channel < channels ? tap_channel : 0);
         if (own_tap >= missing && own_tap < kWidth)
             weight = load_parameter_bits(
@@ -465,7 +480,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
                     if (thread < kHalo) begin_kind(thread - kHalo);
                     if (thread < kTokens)
                         ends[thread] = {begin < thread ? thread : 0, left + thread < kSpan ? left + thread : kSpan};
-                    if (thread == 0) shared_span[0] = {0, 0, 0, 0, begin - kTokens < first || begin + kSpan > end};
+                    if (thread == 0) shared_span[0] = {0, 0, 0, 0, begin - kTokens < first || begin + kSpan > end, 0};
                 }
                 __syncthreads();
                 int all = 0;
@@ -481,6 +496,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             find_first(PlainIndices{params()});
         else
             find_first(AnyIndices{params()});
+        if (waits()) {
+            wait_for_kernel_before();
+            bring_halo(thread_from_here_on());
+        }
         SpanOfRows& span = shared_span[0];
         char* const x_lines = reinterpret_cast<char*>(x_cells);
         char* const out_lines = reinterpret_cast<char*>(out_cells);
@@ -513,7 +532,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
         // Threads look up a sequence each, in order, so that few sequences are one wave's work. A row of lanes makes the starts
         // of number `start_row` and of those a whole number of times the rows of a block behind it.
         const int again = thread_from_here_on();
-        const int start_row = again / kRowsChannels, start_lane = again % kRowsChannels;
         const auto look_up = [&](int32_t first) {
             if (again >= kRowsFound) return;
             PackedSequence s{};
@@ -523,20 +541,32 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
 #pragma unroll 1
         while (true) {
             look_up(sequence);
+            if (again == 0) span.sequence = sequence;  // there are no registers for it while starts are made
             __syncthreads();
             const int count = span.count;
-            const bool more = span.more, has_begins = span.has_begins;
-            if (has_begins && start_row < count && start_lane < channels)
-                make_row_begins<T, kWidth>(call, found, count, begin, first_channel, x_lines, out_lines, taps);
-            if (more || has_begins) __syncthreads();
+            constexpr int kLanes = kStartLanes<T>;
+            const int own = thread_from_here_on(), own_channel = own % kLanes * (kRowsChannels / kLanes);
+            if (span.has_begins && own / kLanes < count && own_channel < channels_here()) {
+                if constexpr (kStartsInPairs<T>)
+                    make_begins_of_pairs<T, kWidth>(call, found, count, begin, first_channel_here(),
+                                                    own_channel + 1 < channels_here(), x_lines, out_lines, taps);
+                else
+                    make_row_begins<T, kWidth>(call, found, count, begin, first_channel_here(), x_lines, out_lines, taps);
+            }
+            const bool more = span.more;
+            if (more || span.has_begins) __syncthreads();
             if (!more) break;
             if (again == 0) span.count = span.more = 0;
-            sequence += kRowsFound;
+            sequence = span.sequence + kRowsFound;
             __syncthreads();
         }
 
-        make_rows<T, kWidth>(call, begin, first_channel, channels, left, span, ends, kinds, x_cells, tap_cells, out_cells);
-        if (begins_stretch(begin + kSpan) || left <= kSpan - (kTokens - 1)) break;
+        int32_t begin_again = begin;
+        from_here_on(begin_again);
+        const int32_t left_here = params().tokens - begin_again;
+        make_rows<T, kWidth>(call, begin_again, first_channel_here(), channels_here(), left_here, span, ends, kinds, x_cells,
+                             tap_cells, out_cells);
+        if (begins_stretch(begin + kSpan) || params().tokens - begin <= kSpan - (kTokens - 1)) break;
         __syncthreads();
     }
 }

@@ -15,8 +15,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 4)
     causal_conv1d_varlen_save(CausalConv1dVarlenParams p, StagedPlan plan) {
     const uint32_t number = blockIdx.z * gridDim.y + blockIdx.y;  // of the stretch before the beginning
     if (number + 1 >= plan.stretches) return;
-    let_next_kernel_begin();
-    wait_for_kernel_before();
+    begin_launch(VarlenPhase::begins);
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
     const EitherIndices indices{again, plan.plain_indices};
     const int32_t stretch_tokens = static_cast<int32_t>(plan.tiles) * kTileTokens;
@@ -49,8 +48,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 4) causal_conv1d_varlen_sa
     const CausalConv1dVarlenParams& p = call.params;
     const uint32_t number = blockIdx.z * gridDim.y + blockIdx.y;  // of the stretch before the beginning
     if (number + 1 >= first_parameter_again(call).plan.stretches) return;
-    let_next_kernel_begin();
-    wait_for_kernel_before();
+    begin_launch(VarlenPhase::begins);
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
     const StagedPlan& plan = first_parameter_again(call).plan;
     const EitherIndices indices{again, plan.plain_indices};

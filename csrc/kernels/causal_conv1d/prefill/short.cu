@@ -24,10 +24,15 @@ __device__ __forceinline__ bool has_long_sequences(const CausalConv1dVarlenParam
     const int32_t last_of_all = (p.tokens - 1) / kCellTokens, next = static_cast<int32_t>(last / kCellTokens) + 1;
     const int32_t end = next < last_of_all ? next : last_of_all;
     const int lane = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x) % kWaveSize;
-    bool found = false;
-    for (int32_t cell = static_cast<int32_t>(first / kCellTokens) + lane; cell <= end; cell += kWaveSize)
-        found = found || global_pointer<const uint8_t>(cells)[cell] != 0;
-    return __ballot(found) != 0;
+    uint32_t found = 0;
+    constexpr int kAtOnce = 4;  // loads on their way
+#pragma unroll 1
+    for (int32_t cell = static_cast<int32_t>(first / kCellTokens) + lane; cell <= end; cell += kAtOnce * kWaveSize) {
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k)
+            found |= global_pointer<const uint8_t>(cells)[cell + k * kWaveSize <= end ? cell + k * kWaveSize : end];
+    }
+    return __ballot(found != 0) != 0;
 }
 
 // The number of blocks of a compute unit, by registers.
@@ -143,6 +148,8 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
     plan.run_tokens = static_cast<int32_t>(shape.rows) * shape.run;
     plan.halos_to_save = in_place ? static_cast<int32_t>((shape.run_blocks - 1) * shape.past()) : 0;
     plan.x_step = static_cast<uint32_t>(p.x_token_stride * bytes);
+    plan.further = lanes / ((lanes * items + 7) / 8);
+    plan.further_step = plan.further * int64_t{plan.x_step};
     plan.slot_step = static_cast<uint32_t>(p.slot_stride * bytes);
     plan.column_step = static_cast<uint32_t>(p.column_stride * bytes);
     plan.states = static_cast<char*>(p.states) + p.first_column * p.column_stride * bytes;
@@ -165,7 +172,7 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
     plan_lanes(runs, p, shape.lanes);
     const int64_t across = ceil_of(shape.items, shape.lanes);
     LongRuns all{plan.long_cells, 1, static_cast<uint32_t>(shape.run_blocks)};
-    constexpr int64_t kEnoughToLook = 512;
+    constexpr int64_t kEnoughToLook = 1024;
     while (kSeveralRuns && all.each < 64 && across * all.all / all.each > kEnoughToLook) all.each *= 2;
     const dim3 runs_grid = grid_of(across, ceil_of(all.all, all.each)), block(shape.lanes, shape.rows, 1);
     with_dtype(p.dtype, [&](auto type) {

@@ -21,6 +21,8 @@ struct ShortPlan {
     SmallDivisor lanes;                       // of a row
     int32_t rows, rounds;                     // of a block; sequences of a row
     uint32_t blocks;                          // of sequences; blocks that save halos come after these
+    int32_t further;                          // tokens that all lanes of a row ask for ahead at once
+    int64_t further_step;                     // bytes
     int32_t begun_tokens;                     // that are made of longer sequences
     int32_t halo_tokens;                      // before a block of runs
     int32_t run_tokens, halos_to_save;        // of a block of runs; tokens

@@ -39,14 +39,6 @@ struct ShortSequence {
     int32_t has_state;
 };
 
-// A word of two halves of words: the lower ones where their numbers are even, else the upper ones. The numbers are known to the
-// compiler.
-HIPCONV_INLINE uint32_t two_halves(int first_number, uint32_t first, int second_number, uint32_t second) {
-    if (first_number % 2 == second_number % 2)
-        return first_number % 2 == 0 ? lower_halves(first, second) : upper_halves(first, second);
-    return first_number % 2 == 0 ? (first & 0xffffu) | (second & 0xffff0000u) : shifted_right(first, second, 16);
-}
-
 // The number of blocks of a compute unit, by registers.
 constexpr int short_blocks(int width, bool words) { return width <= 3 && words ? 4 : width <= 5 ? 3 : 2; }
 
@@ -344,7 +336,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
         return reinterpret_cast<uint16_t*>(row_words)[skipped + ((k * lanes + lane) * 2 + c) * kPast + i];
     };
 
-    // A lane asks for one sector of the strip, of one of the first tokens.
+    // A lane asks for a sector of the strip, of one of the first tokens, and of those further on that the lanes have in turn.
     const int sectors = (lanes * kItems + 7) / 8, token_of_sector = lane / sectors, sector = lane - token_of_sector * sectors;
     const char* const sector_x = x + (sector * 32 - lane * 4 + static_cast<int64_t>(token_of_sector) * plan.x_step);
     const int sector_needs = works && sector * (32 / kSize) < strip_left ? token_of_sector + 1 : kShortTokens + 1;  // tokens
@@ -423,8 +415,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
             ask_state(next);
             if (!kPrefetches || round + 3 >= rounds) return;
             const ShortSequence later = record(round + 3);
-            prefetch_if(sector_x + static_cast<uint64_t>(static_cast<uint32_t>(later.begin)) * plan.x_step,
-                        later.count >= sector_needs);
+            const char* tokens = sector_x + static_cast<uint64_t>(static_cast<uint32_t>(later.begin)) * plan.x_step;
+            prefetch_if(tokens, later.count >= sector_needs);
+            // One loop would spill a register where lanes have two words.
+            constexpr int kMostFurther = kItems > 1 ? 1 : 16;
+#pragma unroll 1
+            for (int i = 1; i <= kMostFurther && later.count >= sector_needs + i * plan.further; ++i)
+                prefetch_if(tokens + i * plan.further_step, true);
             const bool live = later.count > 0 && works;
             const char* columns = slot_of(later) + lane * (kThroughLds ? 32 : kStateRows ? 32 - 4 * kPast : 28);
             constexpr int kLines = kStateRows ? 1 : kPast;

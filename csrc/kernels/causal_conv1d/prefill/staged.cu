@@ -131,6 +131,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
 
     uint32_t ahead[kWords], last = 0;
     bring_tile<T>(call, first_channel, stretch_begin, ahead, last);
+    if (waits_late(phase_of(call))) wait_for_kernel_before();
     const TileLayout<T> x_layout{plan().x_tokens_inner};
     char* const x_bytes = reinterpret_cast<char*>(x_lines);
     const auto halo_place = [&](int k) { return x_bytes + HaloPart<T>(k, x_layout).place(x_layout); };
@@ -318,6 +319,12 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
     plan.plain_indices = PlainIndices::fit(p);
     plan.state_pairs = p.width % 2 == 1 && element_bytes(p.state_dtype) == 2 && p.column_stride == 1 &&
                        p.first_column % 2 == 0 && p.state_dim_stride % 2 == 0 && p.slot_stride % 2 == 0 && aligned(p.states, 4);
+
+    plan.state_form = StateForm::elements;
+    if (p.dim % 2 == 0 && p.slot_stride % 2 == 0 && aligned(p.states, 4) && p.first_column == 0) {
+        if (p.state_dim_stride == 1 && (p.width == 2 || p.column_stride % 2 == 0)) plan.state_form = StateForm::columns;
+        if (p.column_stride == 1 && p.state_dim_stride == p.width - 1) plan.state_form = StateForm::rows;
+    }
 
     const auto form_of = [&](const void* data, int64_t inner, int64_t outer) {
         const int in_vector = 16 / element_bytes(p.dtype), in_word = 4 / element_bytes(p.dtype);

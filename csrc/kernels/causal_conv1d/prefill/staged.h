@@ -75,7 +75,8 @@ struct StagedPlan {
     bool x_tokens_inner, out_tokens_inner;
     LineForm x_form, out_form;
     bool plain_indices;
-    bool state_pairs;  // the window's columns, of 16 bits, are words of two neighbours
+    bool state_pairs;      // the window's columns, of 16 bits, are words of two neighbours
+    StateForm state_form;  // in words, by rows of lanes: a column's of two channels, or two channels' columns
     // In place, a block's neighbour may have overwritten inputs, so they were saved: kHalo tokens before each stretch but the
     // first (laid out like x), and those before the end of the sequence that lives across its beginning.
     char *halos, *lasts;   // null where the outputs have memory of their own
@@ -94,12 +95,16 @@ struct StagedCall {
     StagedPlan plan;
 };
 
+// The blocks of a launch behind one that saves inputs may wait late (waits_late).
+HIPCONV_INLINE VarlenPhase phase_of(const StagedCall& call) {
+    return first_parameter_again(call).plan.halos ? VarlenPhase::runs : VarlenPhase::whole;
+}
+
 // A block begins with this: it has a stretch, or finds that it comes after the last one.
 __device__ __forceinline__ bool begin_stretch(const StagedCall& call, uint32_t& stretch) {
     stretch = blockIdx.z * gridDim.y + blockIdx.y;
     if (stretch >= first_parameter_again(call).plan.stretches) return false;
-    let_next_kernel_begin();
-    wait_for_kernel_before();
+    begin_launch(phase_of(call));
     return true;
 }
 

@@ -37,6 +37,24 @@ struct VarlenPlan {
     char *halos, *begun;  // in place: kPast tokens before each block of runs but the first; kPast outputs a start of a sequence
 };
 
+constexpr uint32_t kBlocksAtOnce = 1024;  // about as many as a large card has at a time
+
+// In place, the first launch changes no input that the second one uses. So the first blocks of the second one, which would only
+// wait, may load inputs and look up sequences before the first one has ended. These call wait_for_kernel_before() themselves,
+// before they need what was saved, and before they store.
+__device__ __forceinline__ bool waits_late(VarlenPhase phase) {
+    if (!kHasPredicates || phase != VarlenPhase::runs) return false;
+    return (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x < kBlocksAtOnce;
+}
+
+// A block of a launch begins with this. The first launch in place lets the second one begin only when all that came before is
+// done.
+__device__ __forceinline__ void begin_launch(VarlenPhase phase) {
+    if (phase != VarlenPhase::begins) let_next_kernel_begin();
+    if (!waits_late(phase)) wait_for_kernel_before();
+    if (phase == VarlenPhase::begins) let_next_kernel_begin();
+}
+
 // The same pointer, which the compiler keeps as it is and does not make of parts again.
 template <typename P>
 HIPCONV_INLINE P* kept(P* pointer) {
@@ -47,6 +65,14 @@ HIPCONV_INLINE P* kept(P* pointer) {
     P* const same = reinterpret_cast<P*>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low));
     promise_global(same);
     return same;
+}
+
+// A word of two halves of words: the lower ones where their numbers are even, else the upper ones. The numbers are known to the
+// compiler.
+HIPCONV_INLINE uint32_t two_halves(int first_number, uint32_t first, int second_number, uint32_t second) {
+    if (first_number % 2 == second_number % 2)
+        return first_number % 2 == 0 ? lower_halves(first, second) : upper_halves(first, second);
+    return first_number % 2 == 0 ? (first & 0xffffu) | (second & 0xffff0000u) : shifted_right(first, second, 16);
 }
 
 HIPCONV_INLINE uint32_t lowest_bits(int32_t count) { return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : 0xffffffffu; }

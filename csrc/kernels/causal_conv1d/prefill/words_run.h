@@ -105,19 +105,20 @@ __device__ __forceinline__ void convolve_tokens(const WordsCall& call, RunOnItsW
     }
 }
 
-// Sequences of up to kWhole tokens are others' work. A row has `masks_of_rows` for each kMaskTokens tokens of its run.
+// Sequences of up to kWhole tokens are others' work. A row has `masks_of_rows` for each kMaskTokens tokens of its run. If it
+// `waits`, the launch before may not have ended (begin_launch).
 template <typename T, int kWidth, int kWhole = -1>
 __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uint32_t block, RunMasks* masks_of_rows,
-                                                      float* taps) {
+                                                      float* taps, bool waits = false) {
     const CausalConv1dVarlenParams& p = call.params;
     const WordsPlan& plan = call.plan;
     const int32_t run = plan.run;
     RunOnItsWay<T, kWidth> on_its_way;
     constexpr int kAhead = RunOnItsWay<T, kWidth>::kAhead, kChannels = WordLane<T>::kChannels;
     using Ahead = typename WordLane<T>::Ahead;
-    {
+    const auto ask_before = [&] {
         const LaneOfRun<T> own(call, block);
-        const char* x = own.x(p);
+        const char* const x = own.x(p);
         const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
 #pragma unroll
         for (int i = 0; i < kWidth - 1; ++i) {
@@ -128,6 +129,12 @@ __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uin
                 from = plan.halos + ((int64_t{block} * (kWidth - 1) - back) * p.dim + own.d) * static_cast<int64_t>(sizeof(T));
             own.lane.ask(on_its_way.before[i], from, 0, own.works && own.begin >= back ? 1 : 0);
         }
+    };
+    if (!waits) ask_before();
+    {
+        const LaneOfRun<T> own(call, block);
+        const char* x = own.x(p);
+        const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
             on_its_way.ahead[j] = Ahead{};
@@ -142,18 +149,30 @@ __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uin
     {
         const int32_t log2 = first_parameter_again(call).plan.finders;
         const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x), row = thread >> log2;
-        const EitherIndices indices{again, plan.plain_indices};
-        const SequenceFinders finders(indices, 1 << log2, thread % kWaveSize);
-        const auto token_of = [&](int n) {
-            const int64_t token = (int64_t{block} * blockDim.y + row) * run + n * tokens_of_mask;
-            return static_cast<int32_t>(token < p.tokens ? token : p.tokens);
-        };
-        const int32_t near = finders.sequence_near(token_of(0));
+        const auto find = [&](const auto& indices) {
+            const SequenceFinders finders(indices, 1 << log2, thread % kWaveSize);
+            const auto token_of = [&](int n) {
+                const int64_t token = (int64_t{block} * blockDim.y + row) * run + n * tokens_of_mask;
+                return static_cast<int32_t>(token < p.tokens ? token : p.tokens);
+            };
+            const int32_t near = finders.sequence_near(token_of(0));
 #pragma unroll 1
-        for (int n = 0; n < masks; ++n) {
-            const RunMasks found = masks_of_run<kWhole>(finders, near, token_of(n), tokens_of_mask, again.width - 1);
-            if (row << log2 == thread && row < static_cast<int>(blockDim.y)) masks_of_rows[row * masks + n] = found;
-        }
+            for (int n = 0; n < masks; ++n) {
+                const RunMasks found = masks_of_run<kWhole>(finders, near, token_of(n), tokens_of_mask, again.width - 1);
+                if (row << log2 == thread && row < static_cast<int>(blockDim.y)) masks_of_rows[row * masks + n] = found;
+            }
+        };
+        // Loads wait for each other where the kinds of indices are told apart between them.
+        if constexpr (kWhole >= 0)
+            find(PlainIndices{again});
+        else if (plan.plain_indices)
+            find(PlainIndices{again});
+        else
+            find(AnyIndices{again});
+    }
+    if (waits) {
+        wait_for_kernel_before();
+        ask_before();
     }
     block_taps.put(first_parameter_again(p), missing, taps);
     __syncthreads();                      // in place, from here on a row may store what the next one has read

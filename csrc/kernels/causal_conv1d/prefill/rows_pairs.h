@@ -1,0 +1,270 @@
+// This file makes the starts of sequences of a span for the kernel of rows_kernel.h where elements have 16 bits: as rows_begin.h
+// does, but with two neighbouring channels a lane, because what a start takes besides its sums is the same for two as for one.
+// Windows stay words of two channels. Neighbours may begin at different tokens of the span, so at its ends a lane may have the
+// start of one channel and not of the other.
+#pragma once
+
+#include "rows_begin.h"
+
+namespace hipconv {
+
+// Windows in slots of the pool, of a lane's channels.
+template <typename T, int kWidth>
+struct WindowsOfPair {
+    static constexpr int kPast = kWidth - 1, kSize = 2;
+    static_assert(sizeof(T) == kSize, "two channels are a word");
+    static constexpr bool kHalvesEarly = kPast == 1;  // wider windows have no registers for upper halves on their way
+    struct OnItsWay {
+        uint32_t words[kPast]{}, upper = 0;
+    };
+
+    const StagedCall& call;
+    char* in_first_slot;  // the first channel's; of the instance's first column, which may be missing
+    bool has_second;
+
+    HIPCONV_INLINE WindowsOfPair(const StagedCall& all, int32_t d, bool second) : call(all), has_second(second) {
+        const CausalConv1dVarlenParams& p = params();
+        in_first_slot = kept(static_cast<char*>(p.states) +
+                             (d * p.state_dim_stride + (p.first_column - missing()) * p.column_stride) * kSize);
+    }
+    HIPCONV_INLINE const CausalConv1dVarlenParams& params() const { return first_parameter_again(call).params; }
+    HIPCONV_INLINE StateForm form() const { return first_parameter_again(call).plan.state_form; }
+    HIPCONV_INLINE int missing() const { return missing_in_rows<kWidth>(call.params); }
+    HIPCONV_INLINE char* in_slot(int32_t slot) const {
+        return in_first_slot + WindowOfSlot<T, kWidth>::slot_bytes(static_cast<uint32_t>(slot), params());
+    }
+
+    HIPCONV_INLINE void ask(int32_t slot, OnItsWay& to) const {
+        if (slot == kNoSlot) return;
+        const char* from = in_slot(slot);
+        if (form() == StateForm::rows) {
+            const uint32_t* const words = global_pointer<const uint32_t>(from + missing() * kSize);
+#pragma unroll
+            for (int i = 0; i < kPast; ++i)
+                if (i < kPast - 1 || missing() == 0) to.words[i] = words[i];
+            return;
+        }
+        const int64_t step = params().column_stride * kSize;
+        if (form() == StateForm::columns) {
+#pragma unroll
+            for (int i = 0; i < kPast; ++i, from += step)
+                if (has_tap(i, missing())) to.words[i] = *global_pointer<const uint32_t>(from);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < kPast; ++i, from += step)
+            if (has_tap(i, missing())) to.words[i] = *global_pointer<const uint16_t>(from);
+        if (kHalvesEarly) to.upper = *global_pointer<const uint16_t>(in_slot(slot) + across());
+    }
+    HIPCONV_INLINE int64_t across() const { return has_second ? params().state_dim_stride * kSize : 0; }
+
+    HIPCONV_INLINE void take(int32_t slot, const OnItsWay& from, uint32_t* window) const {
+        const bool has_state = slot != kNoSlot;
+        const auto of_rows = [&](auto without) {
+            constexpr int kMissing = decltype(without)::value, kColumns = kPast - kMissing;
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) {
+                const int first = i < kMissing ? 0 : i - kMissing, second = kColumns + first;
+                const uint32_t both = two_halves(first, from.words[first / 2], second, from.words[second / 2]);
+                window[i] = has_state && i >= kMissing ? both : 0;
+            }
+        };
+        if (form() != StateForm::rows) {
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) window[i] = has_state ? from.words[i] | (kHalvesEarly ? from.upper << 16 : 0) : 0;
+            if (kHalvesEarly || form() == StateForm::columns || !has_state) return;
+            const char* at = in_slot(slot) + across();
+            const int64_t step = params().column_stride * kSize;
+#pragma unroll
+            for (int i = 0; i < kPast; ++i, at += step)
+                if (has_tap(i, missing())) window[i] |= static_cast<uint32_t>(*global_pointer<const uint16_t>(at)) << 16;
+        } else if (kPast == 1 || missing() == 0) {
+            of_rows(std::integral_constant<int, 0>{});
+        } else {
+            of_rows(std::integral_constant<int, (kPast > 1 ? 1 : 0)>{});
+        }
+    }
+
+    HIPCONV_INLINE void put(int32_t slot, const uint32_t* window, bool has_both, bool has_first) const {
+        char* to = in_slot(slot);
+        const int64_t step = params().column_stride * kSize;
+        if (has_both && form() == StateForm::columns) {
+#pragma unroll
+            for (int i = 0; i < kPast; ++i, to += step)
+                if (has_tap(i, missing())) *global_pointer<uint32_t>(to) = window[i];
+            return;
+        }
+        const auto put_rows = [&](auto without) {
+            constexpr int kMissing = decltype(without)::value, kColumns = kPast - kMissing;
+            uint32_t* const words = global_pointer<uint32_t>(to + kMissing * kSize);
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j) {
+                const int low = 2 * j, high = 2 * j + 1, low_of = low / kColumns, high_of = high / kColumns;
+                words[j] = two_halves(low_of, window[kMissing + low % kColumns], high_of, window[kMissing + high % kColumns]);
+            }
+        };
+        if (has_both && form() == StateForm::rows) {
+            if (kPast == 1 || missing() == 0) return put_rows(std::integral_constant<int, 0>{});
+            return put_rows(std::integral_constant<int, (kPast > 1 ? 1 : 0)>{});
+        }
+#pragma unroll
+        for (int i = 0; i < kPast; ++i, to += step) {
+            if (!has_tap(i, missing())) continue;
+            if (has_first || has_both) *global_pointer<uint16_t>(to) = static_cast<uint16_t>(window[i]);
+            if (!has_first || has_both) *global_pointer<uint16_t>(to + across()) = static_cast<uint16_t>(window[i] >> 16);
+        }
+    }
+};
+
+// As make_row_begins, for a row of lanes of kRowsChannels / 2.
+template <typename T, int kWidth>
+__device__ __forceinline__ void make_begins_of_pairs(const StagedCall& call, const BeginInTile* found, int count,
+                                                     int32_t span_begin, int32_t first_channel, bool has_second,
+                                                     const char* x_lines, char* out_lines, const float* taps) {
+    using Shape = RowsShape<T>;
+    using Windows = WindowsOfPair<T, kWidth>;
+    constexpr int kPast = kWidth - 1, kLanes = kStartLanes<T>, kRows = kRowsThreads / kLanes, kSpan = Shape::kSpan;
+    constexpr int kSize = 2;
+    const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(call).params; };
+    const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
+    const int thread = thread_from_here_on();
+    const int row = thread / kLanes, lane = thread % kLanes, channel = 2 * lane;
+    const int32_t d = first_channel + channel;
+    const Windows windows(call, d, has_second);
+    typename Windows::OnItsWay state;
+    windows.ask(found[row].read_slot, state);
+    const int missing = missing_in_rows<kWidth>(call.params), past = kPast - missing;
+    // The channels' first tokens in LDS.
+    const auto begin_of = [&](int c) {
+        return span_begin -
+               elements_apart<T>(static_cast<const T*>(params().x) + ((d + c) * params().x_dim_stride + span_begin));
+    };
+    constexpr int32_t kNever = 1 << 30;  // no sequence begins so early
+    const int32_t begins[2] = {begin_of(0), has_second ? begin_of(1) : kNever};
+    const bool tokens_inner = plan().out_tokens_inner;
+    constexpr int kTapStep = (kWidth + 4) / 4 * 4;
+    const float* const own_taps = taps + channel * kTapStep;
+    // Where windows are wide, a few taps at a time are in registers.
+    constexpr int kTapsAtOnce = kWidth == 8 ? 4 : kWidth == 4 ? 1 : kWidth;
+    const auto bring_taps = [&](int first, Pair(&to)[kTapsAtOnce]) {
+        int own = channel * kTapStep;
+        if (kTapsAtOnce < kWidth) from_here_on(own);
+#pragma unroll
+        for (int i = 0; i < kTapsAtOnce; ++i) to[i] = make_pair(taps[own + first + i], taps[own + kTapStep + first + i]);
+    };
+    Pair weights[kTapsAtOnce];
+    if (kTapsAtOnce == kWidth) bring_taps(0, weights);
+
+    const WindowsAhead<T> ahead(call, first_channel, lane, kPrefetches && count > kRows);
+    constexpr int kAhead = 3;
+    if (kPrefetches && count > kRows) {
+#pragma unroll
+        for (int k = 1; k < kAhead; ++k)
+            if (row + k * kRows < count) ahead.ask(found[row + k * kRows].read_slot);
+    }
+#pragma unroll 1
+    for (int k = row; k < count; k += kRows) {
+        const BeginInTile s = found[k];
+        const bool has_state = s.read_slot != kNoSlot;
+        uint32_t window[2 * kPast];  // and the first inputs
+        windows.take(s.read_slot, state, window);
+        if (k + kRows < count) windows.ask(found[k + kRows].read_slot, state);
+        if (kPrefetches && k + kAhead * kRows < count) ahead.ask(found[k + kAhead * kRows].read_slot);
+        const int firsts = s.length < past ? s.length : past;
+        const auto first = [&](int c) { return s.begin - begins[c]; };
+        bool own[2];  // or another span's
+        int at[2];    // bytes, in lines of x
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            own[c] = static_cast<uint32_t>(first(c) + firsts - 1) < static_cast<uint32_t>(kSpan);   // firsts end in the span
+            at[c] = (channel + c) * Shape::kLineBytes + (kHalo + (own[c] ? first(c) : 0)) * kSize;  // others may lie beyond it
+        }
+        if (s.length == 0 || (!own[0] && !own[1])) continue;
+        const auto input = [&](int offset) -> uint32_t { return *reinterpret_cast<const uint16_t*>(x_lines + offset); };
+        const auto inputs_at = [&](int t) { return input(at[0] + t * kSize) | input(at[1] + t * kSize) << 16; };
+        const auto make_output = [&](int t) {
+            window[kPast + t] = inputs_at(t);
+            Pair sum = make_pair(own_taps[kWidth], own_taps[kTapStep + kWidth]);
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) {
+                if (kTapsAtOnce < kWidth && i % kTapsAtOnce == 0) bring_taps(i, weights);
+                // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
+                if (i == kPast || (has_tap(i, missing) && (i + t >= kPast || has_state)))
+                    sum = multiply_add(weights[i % kTapsAtOnce], pair_of<T>(window[i + t], 0), sum);
+            }
+            if (params().use_silu) sum = silu(sum);
+            uint32_t both{};
+            set_pair<T>(both, 0, sum);
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                // Lines of outputs are laid out as those of x are, or they are tokens.
+                const int line = (channel + c) * Shape::kLineBytes;
+                const int to =
+                    tokens_inner ? at[c] + t * kSize : OutPlace<T>(channel + c, false)((at[c] - line) / kSize - kHalo + t);
+                if (own[c]) *reinterpret_cast<uint16_t*>(out_lines + to) = static_cast<uint16_t>(both >> 16 * c);
+            }
+        };
+#pragma unroll
+        for (int t = 0; t < kPast; ++t) {
+            window[kPast + t] = 0;
+            if (t < firsts) make_output(t);
+        }
+        if (s.write_slot == kNoSlot) continue;
+        if (s.length > past) {
+            // The last inputs become a state.
+            const auto is_here = [&](int c) { return first(c) + s.length <= kSpan; };
+            if (is_here(0) && is_here(1)) {
+#pragma unroll
+                for (int c = 0; c < 2; ++c) at[c] += (own[c] ? s.length - kPast : 0) * kSize;
+#pragma unroll
+                for (int i = 0; i < kPast; ++i) window[i] = inputs_at(i);
+            } else {
+#pragma unroll
+                for (int i = 0; i < kPast; ++i) window[i] = 0;
+#pragma unroll
+                for (int c = 0; c < 2; ++c) {
+                    if (!own[c]) continue;
+                    if (is_here(c)) {
+#pragma unroll
+                        for (int i = 0; i < kPast; ++i) window[i] |= input(at[c] + (s.length - kPast + i) * kSize) << 16 * c;
+                        continue;
+                    }
+                    const int end = first(c) + s.length;
+                    const uint16_t* from = static_cast<const uint16_t*>(params().x) +
+                                           ((d + c) * params().x_dim_stride + begins[c] + (end - kPast));
+                    const int64_t stretch = span_begin >> plan().log2_tokens;
+                    if (plan().lasts && span_begin + end > ((stretch + 1) << plan().log2_tokens)) {
+                        constexpr int kSaved =
+                            Shape::kLastCells * Shape::kTokens;  // up to the vector in which the sequence ends
+                        from = reinterpret_cast<const uint16_t*>(plan().lasts) + (stretch * plan().saved_dim + d + c) * kSaved +
+                               (kSaved - kPast - ((0 - end) & (Shape::kTokens - 1)));
+                    }
+#pragma unroll
+                    for (int i = 0; i < kPast; ++i)
+                        if (has_tap(i, missing))
+                            window[i] |= static_cast<uint32_t>(global_pointer<const uint16_t>(from)[i]) << 16 * c;
+                }
+            }
+        } else {
+            // The window moves on by the sequence's tokens.
+            const auto move_on = [&](auto by) {
+                constexpr int kBy = decltype(by)::value;
+                if constexpr (kBy <= kPast) {
+                    const bool moves = (s.length & kBy) != 0;
+#pragma unroll
+                    for (int i = 0; i < kPast + kBy - 1 && i < 2 * kPast - kBy; ++i) {
+                        int on = static_cast<int>(window[i + kBy]);
+                        in_a_register(on);  // no address is chosen
+                        window[i] = moves ? static_cast<uint32_t>(on) : window[i];
+                    }
+                }
+            };
+            move_on(std::integral_constant<int, 4>{});
+            move_on(std::integral_constant<int, 2>{});
+            move_on(std::integral_constant<int, 1>{});
+        }
+        windows.put(s.write_slot, window, own[0] && own[1], own[0]);
+    }
+}
+
+}  // namespace hipconv
