@@ -23,12 +23,19 @@ MIXES = (
 )
 
 
-def call(number: int, width: int, device: torch.device) -> tuple[dict[str, Any], Tensor, int]:
-    """Arguments of integers, and the buffer of NaN that x lies in, from which element on."""
+def call(number: int, width: int, device: torch.device, packed: bool = False) -> tuple[dict[str, Any], Tensor, int]:
+    """Arguments of integers, and the buffer of NaN that x lies in, from which element on. `packed`: states of 16 bits whose
+    columns of two channels, or two channels' columns, are words.
+    """
     dtype, dim = list(DTYPES.values())[(number + width) % 3], (1, 33, 16, 3, 66)[(number + width) % 5]
+    if packed:
+        dtype, dim = (torch.bfloat16, torch.float16)[number % 2], (66, 16, 34)[(number + width) % 3]
     case = Case(MIXES[number], dim, width, dtype, dtype, dtype, use_silu=False, layout="channel_first")
     case = case._replace(
-        state_layout=STATE_LAYOUTS[(number + width) % 2], has_bias=number % 2 > 0, spare_columns=width % 3, dead_tokens=number
+        state_layout=STATE_LAYOUTS[(number + width) % 2],
+        has_bias=number % 2 > 0,
+        spare_columns=0 if packed else width % 3,
+        dead_tokens=number,
     )
     arguments = case.inputs(device, seed=number)
     generator = torch.Generator().manual_seed(width)
@@ -76,3 +83,22 @@ def test_spans(device: torch.device, width: int) -> None:
         x.fill_(torch.nan)
         before.as_strided(x.shape, x.stride(), offset).fill_(torch.nan)
         assert same_values(buffer, before), "nothing beside x changes"
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 5, 6, 7, 8])
+def test_states_in_words(device: torch.device, width: int) -> None:
+    """Starts that move states in words, of two channels a lane, are exact, in a new tensor, split, and in place."""
+    for number in range(len(MIXES)):
+        arguments, _, _ = call(number, width, device, packed=True)
+        x, k_dim = arguments["x"], arguments["x"].shape[0] // 3
+        wanted, wanted_pool, live = expected(arguments)
+        wanted[:, ~live] = 0
+        out, pool = run_on_copy(arguments)
+        assert torch.equal(out.double(), wanted) and same_values(pool, wanted_pool), number
+        pool = arguments["conv_states"].clone()
+        named = {name: value for name, value in arguments.items() if name != "kernel"} | {"conv_states": pool}
+        parts = serving.causal_conv1d_split_qkv(**named, k_dim=k_dim, v_dim=x.shape[0] - 2 * k_dim)
+        assert torch.equal(torch.cat(parts, dim=1).T.double(), wanted) and same_values(pool, wanted_pool), number
+        pool = arguments["conv_states"].clone()
+        serving.causal_conv1d_fn(**(arguments | {"conv_states": pool}), out=x)
+        assert torch.equal(x[:, live].double(), wanted[:, live]) and same_values(pool, wanted_pool), number

@@ -97,6 +97,7 @@ struct StagedCall {
 
 // The blocks of a launch behind one that saves inputs may wait late (waits_late).
 HIPCONV_INLINE VarlenPhase phase_of(const StagedCall& call) {
+    if constexpr (!kHasPredicates) return VarlenPhase::whole;  // none waits; this reads nothing
     return first_parameter_again(call).plan.halos ? VarlenPhase::runs : VarlenPhase::whole;
 }
 
