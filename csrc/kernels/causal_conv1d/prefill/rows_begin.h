@@ -170,12 +170,6 @@ struct WindowsAhead {
     }
 };
 
-// Tells whether a lane makes starts for two channels of 16 bits. AMD's waves have no scalar registers for that.
-template <typename T>
-inline constexpr bool kStartsInPairs = sizeof(T) == 2 && kHasPredicates;
-template <typename T>
-inline constexpr int kStartLanes = kRowsChannels / (kStartsInPairs<T> ? 2 : 1);  // of a row
-
 // Makes `count` starts of sequences of the span that begins with token `begin`, or a row's share of them, which has one. The
 // lines are the span's inputs and outputs in LDS.
 template <typename T, int kWidth>

@@ -501,17 +501,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             bring_halo(thread_from_here_on());
         }
         SpanOfRows& span = shared_span[0];
-        // Threads look up a sequence each, in order, so that few sequences are one wave's work. A row of lanes makes the starts
-        // of number `start_row` and of those a whole number of times the rows of a block behind it.
-        const auto look_up = [&](int32_t first) {
-            const int again = thread_from_here_on();
-            if (again >= kRowsFound) return;
-            if (again == 0) span.sequence = first;  // there are no registers for it while starts are made
-            PackedSequence s{};
-            if (first + again < params().sequences) s = indices_of(call).sequence(first + again);
-            mark_begin<T>(params(), s, first + again, again, begin, found, kinds, ends, span);
-        };
-        look_up(sequence);
         char* const x_lines = reinterpret_cast<char*>(x_cells);
         char* const out_lines = reinterpret_cast<char*>(out_cells);
         float* const taps = reinterpret_cast<float*>(tap_cells);
@@ -540,26 +529,38 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             if (tap >= missing && tap < kWidth) to[tap] = parameter_of(weight, params().weight_dtype);
             if (tap == 0) to[kWidth] = params().bias ? parameter_of(bias, params().bias_dtype) : 0.0f;
         }
+        // Threads look up a sequence each, in order, so that few sequences are one wave's work. A row of lanes makes the starts
+        // of number `start_row` and of those a whole number of times the rows of a block behind it.
+        const int again = thread_from_here_on();
+        const auto look_up = [&](int32_t first) {
+            if (again >= kRowsFound) return;
+            PackedSequence s{};
+            if (first + again < params().sequences) s = indices_of(call).sequence(first + again);
+            mark_begin<T>(params(), s, first + again, again, begin, found, kinds, ends, span);
+        };
 #pragma unroll 1
         while (true) {
+            look_up(sequence);
+            if (again == 0) span.sequence = sequence;  // there are no registers for it while starts are made
             __syncthreads();
             const int count = span.count;
-            constexpr int kLanes = kStartLanes<T>;
-            const int own = thread_from_here_on(), own_channel = own % kLanes * (kRowsChannels / kLanes);
-            if (span.has_begins && own / kLanes < count && own_channel < channels_here()) {
-                if constexpr (kStartsInPairs<T>)
-                    make_begins_of_pairs<T, kWidth>(call, found, count, begin, first_channel_here(),
-                                                    own_channel + 1 < channels_here(), x_lines, out_lines, taps);
-                else
-                    make_row_begins<T, kWidth>(call, found, count, begin, first_channel_here(), x_lines, out_lines, taps);
+            const int own = thread_from_here_on();
+            if (kPairs<T> && plan().starts_in_pairs) {
+                constexpr int kLanes = kRowsChannels / 2;
+                if (span.has_begins && own / kLanes < count && own % kLanes * 2 < channels_here()) {
+                    if constexpr (kPairs<T>)
+                        make_begins_of_pairs<T, kWidth>(call, found, count, begin, first_channel_here(), x_lines, out_lines,
+                                                        taps);
+                }
+            } else if (span.has_begins && own / kRowsChannels < count && own % kRowsChannels < channels_here()) {
+                make_row_begins<T, kWidth>(call, found, count, begin, first_channel_here(), x_lines, out_lines, taps);
             }
             const bool more = span.more;
             if (more || span.has_begins) __syncthreads();
             if (!more) break;
-            if (thread_from_here_on() == 0) span.count = span.more = 0;
+            if (again == 0) span.count = span.more = 0;
             sequence = span.sequence + kRowsFound;
             __syncthreads();
-            look_up(sequence);
         }
 
         int32_t begin_again = begin;

@@ -1,43 +1,53 @@
-// This file makes the starts of sequences of a span for the kernel of rows_kernel.h where elements have 16 bits: as rows_begin.h
-// does, but with two neighbouring channels a lane, because what a start takes besides its sums is the same for two as for one.
-// Windows stay words of two channels. Neighbours may begin at different tokens of the span, so at its ends a lane may have the
-// start of one channel and not of the other.
+// This file makes the starts of sequences of a span for the kernel of rows_kernel.h as rows_begin.h does, but with two
+// neighbouring channels of 16 bits a lane, for calls of mostly single tokens whose states are words of two channels. What a
+// start takes besides its sums is the same for two channels as for one. Longer sequences lose more: where a span has fewer
+// starts than a block has rows of lanes, waves have none, and lines of x that lie two channels apart have their elements in the
+// same banks. Neighbours may begin at different tokens of the span, so at its ends a lane may have the start of one channel and
+// not of the other.
 #pragma once
 
 #include "rows_begin.h"
 
 namespace hipconv {
 
+// Tells whether lanes may have starts of two channels. AMD's waves have no scalar registers for that.
+template <typename T>
+inline constexpr bool kPairs = sizeof(T) == 2 && kHasPredicates;
+
 // Windows in slots of the pool, of a lane's channels.
 template <typename T, int kWidth>
 struct WindowsOfPair {
     static constexpr int kPast = kWidth - 1, kSize = 2;
     static_assert(sizeof(T) == kSize, "two channels are a word");
-    static constexpr bool kHalvesEarly = kPast == 1;  // wider windows have no registers for upper halves on their way
     struct OnItsWay {
-        uint32_t words[kPast]{}, upper = 0;
+        uint32_t words[kPast]{};  // as memory has them
     };
 
     const StagedCall& call;
     char* in_first_slot;  // the first channel's; of the instance's first column, which may be missing
-    bool has_second;
 
-    HIPCONV_INLINE WindowsOfPair(const StagedCall& all, int32_t d, bool second) : call(all), has_second(second) {
+    HIPCONV_INLINE WindowsOfPair(const StagedCall& all, int32_t d) : call(all) {
         const CausalConv1dVarlenParams& p = params();
         in_first_slot = kept(static_cast<char*>(p.states) +
                              (d * p.state_dim_stride + (p.first_column - missing()) * p.column_stride) * kSize);
     }
     HIPCONV_INLINE const CausalConv1dVarlenParams& params() const { return first_parameter_again(call).params; }
-    HIPCONV_INLINE StateForm form() const { return first_parameter_again(call).plan.state_form; }
+    HIPCONV_INLINE bool columns() const { return first_parameter_again(call).plan.state_form == StateForm::columns; }
     HIPCONV_INLINE int missing() const { return missing_in_rows<kWidth>(call.params); }
     HIPCONV_INLINE char* in_slot(int32_t slot) const {
         return in_first_slot + WindowOfSlot<T, kWidth>::slot_bytes(static_cast<uint32_t>(slot), params());
+    }
+    // Calls f with the number of missing columns as an integral_constant.
+    template <typename F>
+    HIPCONV_INLINE void with_missing(F f) const {
+        if (kPast == 1 || missing() == 0) return f(std::integral_constant<int, 0>{});
+        f(std::integral_constant<int, (kPast > 1 ? 1 : 0)>{});
     }
 
     HIPCONV_INLINE void ask(int32_t slot, OnItsWay& to) const {
         if (slot == kNoSlot) return;
         const char* from = in_slot(slot);
-        if (form() == StateForm::rows) {
+        if (!columns()) {
             const uint32_t* const words = global_pointer<const uint32_t>(from + missing() * kSize);
 #pragma unroll
             for (int i = 0; i < kPast; ++i)
@@ -45,22 +55,18 @@ struct WindowsOfPair {
             return;
         }
         const int64_t step = params().column_stride * kSize;
-        if (form() == StateForm::columns) {
-#pragma unroll
-            for (int i = 0; i < kPast; ++i, from += step)
-                if (has_tap(i, missing())) to.words[i] = *global_pointer<const uint32_t>(from);
-            return;
-        }
 #pragma unroll
         for (int i = 0; i < kPast; ++i, from += step)
-            if (has_tap(i, missing())) to.words[i] = *global_pointer<const uint16_t>(from);
-        if (kHalvesEarly) to.upper = *global_pointer<const uint16_t>(in_slot(slot) + across());
+            if (has_tap(i, missing())) to.words[i] = *global_pointer<const uint32_t>(from);
     }
-    HIPCONV_INLINE int64_t across() const { return has_second ? params().state_dim_stride * kSize : 0; }
 
-    HIPCONV_INLINE void take(int32_t slot, const OnItsWay& from, uint32_t* window) const {
-        const bool has_state = slot != kNoSlot;
-        const auto of_rows = [&](auto without) {
+    HIPCONV_INLINE void take(const OnItsWay& from, bool has_state, uint32_t* window) const {
+        if (columns()) {
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) window[i] = has_state ? from.words[i] : 0;
+            return;
+        }
+        with_missing([&](auto without) {
             constexpr int kMissing = decltype(without)::value, kColumns = kPast - kMissing;
 #pragma unroll
             for (int i = 0; i < kPast; ++i) {
@@ -68,69 +74,54 @@ struct WindowsOfPair {
                 const uint32_t both = two_halves(first, from.words[first / 2], second, from.words[second / 2]);
                 window[i] = has_state && i >= kMissing ? both : 0;
             }
-        };
-        if (form() != StateForm::rows) {
-#pragma unroll
-            for (int i = 0; i < kPast; ++i) window[i] = has_state ? from.words[i] | (kHalvesEarly ? from.upper << 16 : 0) : 0;
-            if (kHalvesEarly || form() == StateForm::columns || !has_state) return;
-            const char* at = in_slot(slot) + across();
-            const int64_t step = params().column_stride * kSize;
-#pragma unroll
-            for (int i = 0; i < kPast; ++i, at += step)
-                if (has_tap(i, missing())) window[i] |= static_cast<uint32_t>(*global_pointer<const uint16_t>(at)) << 16;
-        } else if (kPast == 1 || missing() == 0) {
-            of_rows(std::integral_constant<int, 0>{});
-        } else {
-            of_rows(std::integral_constant<int, (kPast > 1 ? 1 : 0)>{});
-        }
+        });
     }
 
-    HIPCONV_INLINE void put(int32_t slot, const uint32_t* window, bool has_both, bool has_first) const {
+    // Stores the windows of both channels, or of one of them.
+    HIPCONV_INLINE void put(int32_t slot, const uint32_t* window, bool has_first, bool has_second) const {
         char* to = in_slot(slot);
+        const bool has_both = has_first && has_second;
+        if (has_both && !columns()) {
+            return with_missing([&](auto without) {
+                constexpr int kMissing = decltype(without)::value, kColumns = kPast - kMissing;
+                uint32_t* const words = global_pointer<uint32_t>(to + kMissing * kSize);
+#pragma unroll
+                for (int j = 0; j < kColumns; ++j) {
+                    const int low = 2 * j, high = 2 * j + 1;  // halves, of which each channel has kColumns
+                    words[j] = two_halves(low / kColumns, window[kMissing + low % kColumns], high / kColumns,
+                                          window[kMissing + high % kColumns]);
+                }
+            });
+        }
         const int64_t step = params().column_stride * kSize;
-        if (has_both && form() == StateForm::columns) {
-#pragma unroll
-            for (int i = 0; i < kPast; ++i, to += step)
-                if (has_tap(i, missing())) *global_pointer<uint32_t>(to) = window[i];
-            return;
-        }
-        const auto put_rows = [&](auto without) {
-            constexpr int kMissing = decltype(without)::value, kColumns = kPast - kMissing;
-            uint32_t* const words = global_pointer<uint32_t>(to + kMissing * kSize);
-#pragma unroll
-            for (int j = 0; j < kColumns; ++j) {
-                const int low = 2 * j, high = 2 * j + 1, low_of = low / kColumns, high_of = high / kColumns;
-                words[j] = two_halves(low_of, window[kMissing + low % kColumns], high_of, window[kMissing + high % kColumns]);
-            }
-        };
-        if (has_both && form() == StateForm::rows) {
-            if (kPast == 1 || missing() == 0) return put_rows(std::integral_constant<int, 0>{});
-            return put_rows(std::integral_constant<int, (kPast > 1 ? 1 : 0)>{});
-        }
 #pragma unroll
         for (int i = 0; i < kPast; ++i, to += step) {
             if (!has_tap(i, missing())) continue;
-            if (has_first || has_both) *global_pointer<uint16_t>(to) = static_cast<uint16_t>(window[i]);
-            if (!has_first || has_both) *global_pointer<uint16_t>(to + across()) = static_cast<uint16_t>(window[i] >> 16);
+            if (has_both)
+                *global_pointer<uint32_t>(to) = window[i];
+            else if (has_first)
+                *global_pointer<uint16_t>(to) = static_cast<uint16_t>(window[i]);
+            else
+                *global_pointer<uint16_t>(to + params().state_dim_stride * kSize) = static_cast<uint16_t>(window[i] >> 16);
         }
     }
 };
 
-// As make_row_begins, for a row of lanes of kRowsChannels / 2.
+// As make_row_begins, for rows of half as many lanes.
 template <typename T, int kWidth>
 __device__ __forceinline__ void make_begins_of_pairs(const StagedCall& call, const BeginInTile* found, int count,
-                                                     int32_t span_begin, int32_t first_channel, bool has_second,
-                                                     const char* x_lines, char* out_lines, const float* taps) {
+                                                     int32_t span_begin, int32_t first_channel, const char* x_lines,
+                                                     char* out_lines, const float* taps) {
     using Shape = RowsShape<T>;
     using Windows = WindowsOfPair<T, kWidth>;
-    constexpr int kPast = kWidth - 1, kLanes = kStartLanes<T>, kRows = kRowsThreads / kLanes, kSpan = Shape::kSpan;
+    constexpr int kPast = kWidth - 1, kLanes = kRowsChannels / 2, kRows = kRowsThreads / kLanes, kSpan = Shape::kSpan;
     constexpr int kSize = 2;
     const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(call).params; };
     const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
     const int thread = thread_from_here_on();
     const int row = thread / kLanes, lane = thread % kLanes, channel = 2 * lane;
     const int32_t d = first_channel + channel;
-    const Windows windows(call, d, has_second);
+    const Windows windows(call, d);
     typename Windows::OnItsWay state;
     windows.ask(found[row].read_slot, state);
     const int missing = missing_in_rows<kWidth>(call.params), past = kPast - missing;
@@ -139,8 +130,7 @@ __device__ __forceinline__ void make_begins_of_pairs(const StagedCall& call, con
         return span_begin -
                elements_apart<T>(static_cast<const T*>(params().x) + ((d + c) * params().x_dim_stride + span_begin));
     };
-    constexpr int32_t kNever = 1 << 30;  // no sequence begins so early
-    const int32_t begins[2] = {begin_of(0), has_second ? begin_of(1) : kNever};
+    const int32_t begins[2] = {begin_of(0), begin_of(1)};
     const bool tokens_inner = plan().out_tokens_inner;
     constexpr int kTapStep = (kWidth + 4) / 4 * 4;
     const float* const own_taps = taps + channel * kTapStep;
@@ -167,7 +157,7 @@ __device__ __forceinline__ void make_begins_of_pairs(const StagedCall& call, con
         const BeginInTile s = found[k];
         const bool has_state = s.read_slot != kNoSlot;
         uint32_t window[2 * kPast];  // and the first inputs
-        windows.take(s.read_slot, state, window);
+        windows.take(state, has_state, window);
         if (k + kRows < count) windows.ask(found[k + kRows].read_slot, state);
         if (kPrefetches && k + kAhead * kRows < count) ahead.ask(found[k + kAhead * kRows].read_slot);
         const int firsts = s.length < past ? s.length : past;
@@ -263,7 +253,7 @@ __device__ __forceinline__ void make_begins_of_pairs(const StagedCall& call, con
             move_on(std::integral_constant<int, 2>{});
             move_on(std::integral_constant<int, 1>{});
         }
-        windows.put(s.write_slot, window, own[0] && own[1], own[0]);
+        windows.put(s.write_slot, window, own[0], own[1]);
     }
 }
 

@@ -415,13 +415,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
             ask_state(next);
             if (!kPrefetches || round + 3 >= rounds) return;
             const ShortSequence later = record(round + 3);
-            const char* tokens = sector_x + static_cast<uint64_t>(static_cast<uint32_t>(later.begin)) * plan.x_step;
+            const char* const tokens = sector_x + static_cast<uint64_t>(static_cast<uint32_t>(later.begin)) * plan.x_step;
             prefetch_if(tokens, later.count >= sector_needs);
-            // One loop would spill a register where lanes have two words.
-            constexpr int kMostFurther = kItems > 1 ? 1 : 16;
+            if constexpr (kHalves && kItems == 1) {
 #pragma unroll 1
-            for (int i = 1; i <= kMostFurther && later.count >= sector_needs + i * plan.further; ++i)
-                prefetch_if(tokens + i * plan.further_step, true);
+                for (int i = 1; later.count >= sector_needs + i * plan.further; ++i)
+                    prefetch_if(tokens + i * plan.further_step, true);
+            }
             const bool live = later.count > 0 && works;
             const char* columns = slot_of(later) + lane * (kThroughLds ? 32 : kStateRows ? 32 - 4 * kPast : 28);
             constexpr int kLines = kStateRows ? 1 : kPast;

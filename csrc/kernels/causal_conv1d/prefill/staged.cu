@@ -321,10 +321,13 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
                        p.first_column % 2 == 0 && p.state_dim_stride % 2 == 0 && p.slot_stride % 2 == 0 && aligned(p.states, 4);
 
     plan.state_form = StateForm::elements;
-    if (p.dim % 2 == 0 && p.slot_stride % 2 == 0 && aligned(p.states, 4) && p.first_column == 0) {
+    if (element_bytes(p.dtype) == 2 && p.dim % 2 == 0 && p.slot_stride % 2 == 0 && aligned(p.states, 4) &&
+        p.first_column == 0) {
         if (p.state_dim_stride == 1 && (p.width == 2 || p.column_stride % 2 == 0)) plan.state_form = StateForm::columns;
         if (p.column_stride == 1 && p.state_dim_stride == p.width - 1) plan.state_form = StateForm::rows;
     }
+    const bool singles = p.tokens <= int64_t{2} * p.sequences;
+    plan.starts_in_pairs = plan.state_form != StateForm::elements && (singles || forced.tokens);
 
     const auto form_of = [&](const void* data, int64_t inner, int64_t outer) {
         const int in_vector = 16 / element_bytes(p.dtype), in_word = 4 / element_bytes(p.dtype);

@@ -76,7 +76,8 @@ struct StagedPlan {
     LineForm x_form, out_form;
     bool plain_indices;
     bool state_pairs;      // the window's columns, of 16 bits, are words of two neighbours
-    StateForm state_form;  // in words, by rows of lanes: a column's of two channels, or two channels' columns
+    bool starts_in_pairs;  // of channels of 16 bits, by rows of lanes
+    StateForm state_form;  // of these: words of two channels of a column, or of two channels' columns
     // In place, a block's neighbour may have overwritten inputs, so they were saved: kHalo tokens before each stretch but the
     // first (laid out like x), and those before the end of the sequence that lives across its beginning.
     char *halos, *lasts;   // null where the outputs have memory of their own
