@@ -162,13 +162,16 @@ __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uin
                 if (row << log2 == thread && row < static_cast<int>(blockDim.y)) masks_of_rows[row * masks + n] = found;
             }
         };
-        // Loads wait for each other where the kinds of indices are told apart between them.
-        if constexpr (kWhole >= 0)
+        // Where rows have more lanes than find sequences, waves are left without a row here. And loads wait for each other where
+        // the kinds of indices are told apart between them.
+        const bool has_row = thread / kWaveSize * kWaveSize >> log2 < static_cast<int>(blockDim.y);
+        if constexpr (kWhole >= 0) {
+            if (has_row) find(PlainIndices{again});
+        } else if (has_row && plan.plain_indices) {
             find(PlainIndices{again});
-        else if (plan.plain_indices)
-            find(PlainIndices{again});
-        else
+        } else if (has_row) {
             find(AnyIndices{again});
+        }
     }
     if (waits) {
         wait_for_kernel_before();
