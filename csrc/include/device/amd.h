@@ -271,6 +271,7 @@ HIPCONV_INLINE uint32_t word(Words2 v, int i) { return v[i]; }
 HIPCONV_INLINE uint32_t word(Words4 v, int i) { return v[i]; }
 HIPCONV_INLINE void set_word(Words2& v, int i, uint32_t w) { v[i] = w; }
 HIPCONV_INLINE void set_word(Words4& v, int i, uint32_t w) { v[i] = w; }
+HIPCONV_INLINE Words4 load_past_first_cache(const Words4* from) { return *from; }
 HIPCONV_INLINE Pair make_pair(float low, float high) { return Pair{low, high}; }
 HIPCONV_INLINE float low(Pair v) { return v[0]; }
 HIPCONV_INLINE float high(Pair v) { return v[1]; }

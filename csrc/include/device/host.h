@@ -152,6 +152,7 @@ inline uint32_t word(Words2 v, int i) { return v[i]; }
 inline uint32_t word(Words4 v, int i) { return v[i]; }
 inline void set_word(Words2& v, int i, uint32_t w) { v[i] = w; }
 inline void set_word(Words4& v, int i, uint32_t w) { v[i] = w; }
+inline Words4 load_past_first_cache(const Words4* from) { return *from; }
 inline Pair make_pair(float low, float high) { return Pair{low, high}; }
 inline float low(Pair v) { return v[0]; }
 inline float high(Pair v) { return v[1]; }

@@ -317,6 +317,13 @@ HIPCONV_INLINE uint32_t word(Words2 v, int i) { return i == 0 ? v.x : v.y; }
 HIPCONV_INLINE uint32_t word(Words4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 HIPCONV_INLINE void set_word(Words2& v, int i, uint32_t w) { (i == 0 ? v.x : v.y) = w; }
 HIPCONV_INLINE void set_word(Words4& v, int i, uint32_t w) { (i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w) = w; }
+HIPCONV_INLINE Words4 load_past_first_cache(const Words4* from) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    return __ldcg(from);
+#else
+    return *from;
+#endif
+}
 HIPCONV_INLINE Pair make_pair(float low, float high) { return make_float2(low, high); }
 HIPCONV_INLINE float low(Pair v) { return v.x; }
 HIPCONV_INLINE float high(Pair v) { return v.y; }

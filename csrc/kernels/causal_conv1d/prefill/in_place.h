@@ -29,15 +29,11 @@ inline int64_t in_place_workspace(const CausalConv1dVarlenParams& p, const Prefi
 template <typename Plan, typename Launch>
 void launch_in_place(const CausalConv1dVarlenParams& p, const PrefillShape& shape, void* workspace, Launch launch) {
     Plan plan{};
-    const int64_t halos = (shape.run_blocks - 1 + shape.rows - 1) / shape.rows;
-    // Without a sequence all tokens are dead, and nothing is saved where one block has them. The runs would count on a launch
-    // before them.
-    if (halos + shape.begin_blocks == 0) return launch(plan, shape.run_blocks, 0);
     plan.halos = static_cast<char*>(workspace);
     plan.begun = plan.halos + halo_bytes(p, shape);
     plan.begun_by_token = begun_by_token(p);
     plan.phase = VarlenPhase::begins;
-    launch(plan, halos, shape.begin_blocks);
+    launch(plan, (shape.run_blocks - 1 + shape.rows - 1) / shape.rows, shape.begin_blocks);
     plan.phase = VarlenPhase::runs;
     launch(plan, shape.run_blocks, 0);
 }

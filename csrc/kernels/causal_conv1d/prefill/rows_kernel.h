@@ -391,7 +391,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
     const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(p); };
     const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
     uint32_t stretch;
-    if (!begin_stretch(call, stretch)) return;
+    if (!begin_stretch(call, stretch, !loads_early(call))) return;
     const int32_t first_channel = static_cast<int32_t>(blockIdx.x) * plan().channels_of_block;
     // The same, worked out again: there are no registers for it everywhere.
     const auto first_channel_here = [&] {
@@ -451,7 +451,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             if (!is_edge() && channels == kRowsChannels) {
 #pragma unroll
                 for (int k = 0; k < kMine; ++k) {
-                    cells[k] = *reinterpret_cast<const Words4*>(x.at);
+                    cells[k] = load_past_first_cache(reinterpret_cast<const Words4*>(x.at));
                     x.at += x.step;
                 }
             } else {
@@ -460,28 +460,24 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
                 for (int k = 0; k < kMine; ++k) {
                     cells[k] = Words4{};
                     if (row + k * kRowsOfBlock < channels && x.has_tokens && (inside || is_inside(x.at)))
-                        cells[k] = *reinterpret_cast<const Words4*>(x.at);
+                        cells[k] = load_past_first_cache(reinterpret_cast<const Words4*>(x.at));
                     x.at += x.step;
                 }
             }
         }
-        const auto bring_halo = [&](int thread) {
-            if (!begins_stretch(begin)) {
-                if (thread < kAllHaloCells)
-                    halo = x_cells[thread / kHaloCells * Shape::kCells + kRowLanes + thread % kHaloCells];
-            } else if (begin > 0 && thread < kAllHaloCells && thread / kHaloCells < channels) {
-                const int32_t d = first_channel + thread / kHaloCells;
-                const char* from =
-                    plan().halos + (int64_t{(begin >> plan().log2_tokens) - 1} * plan().saved_dim + d) * (kHalo * kSize);
-                if (!plan().halos) {
-                    from = static_cast<const char*>(params().x) + (d * params().x_dim_stride + begin) * kSize;
-                    from -= elements_apart<T>(from) * kSize + kHalo * kSize;
-                }
-                halo = *global_pointer<const Words4>(from + thread % kHaloCells * 16);
+        if (loads_early(call)) wait_for_kernel_before();
+        if (!begins_stretch(begin)) {
+            if (thread < kAllHaloCells) halo = x_cells[thread / kHaloCells * Shape::kCells + kRowLanes + thread % kHaloCells];
+        } else if (begin > 0 && thread < kAllHaloCells && thread / kHaloCells < channels) {
+            const int32_t d = first_channel + thread / kHaloCells;
+            const char* from =
+                plan().halos + (int64_t{(begin >> plan().log2_tokens) - 1} * plan().saved_dim + d) * (kHalo * kSize);
+            if (!plan().halos) {
+                from = static_cast<const char*>(params().x) + (d * params().x_dim_stride + begin) * kSize;
+                from -= elements_apart<T>(from) * kSize + kHalo * kSize;
             }
-        };
-        const auto waits = [&] { return waits_late(phase_of(call)) && begins_stretch(begin); };
-        if (!waits()) bring_halo(thread);
+            halo = *global_pointer<const Words4>(from + thread % kHaloCells * 16);
+        }
         const int64_t tap_d = int64_t{first_channel} + (tap_channel < channels ? tap_channel : 0);
         if (own_tap >= missing && own_tap < kWidth)
             weight = load_parameter_bits(
@@ -529,10 +525,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             find_first(PlainIndices{params()});
         else
             find_first(AnyIndices{params()});
-        if (waits()) {
-            wait_for_kernel_before();
-            bring_halo(thread_from_here_on());
-        }
         SpanOfRows& span = shared_span[0];
         char* const x_lines = reinterpret_cast<char*>(x_cells);
         char* const out_lines = reinterpret_cast<char*>(out_cells);

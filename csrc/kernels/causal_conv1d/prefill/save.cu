@@ -15,7 +15,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 4)
     causal_conv1d_varlen_save(CausalConv1dVarlenParams p, StagedPlan plan) {
     const uint32_t number = blockIdx.z * gridDim.y + blockIdx.y;  // of the stretch before the beginning
     if (number + 1 >= plan.stretches) return;
-    begin_launch(VarlenPhase::begins);
+    wait_for_kernel_before();
+    let_next_kernel_begin();  // not before (loads_early)
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
     const EitherIndices indices{again, plan.plain_indices};
     const int32_t stretch_tokens = static_cast<int32_t>(plan.tiles) * kTileTokens;
@@ -48,7 +49,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 4) causal_conv1d_varlen_sa
     const CausalConv1dVarlenParams& p = call.params;
     const uint32_t number = blockIdx.z * gridDim.y + blockIdx.y;  // of the stretch before the beginning
     if (number + 1 >= first_parameter_again(call).plan.stretches) return;
-    begin_launch(VarlenPhase::begins);
+    wait_for_kernel_before();
+    let_next_kernel_begin();  // not before (loads_early)
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
     const StagedPlan& plan = first_parameter_again(call).plan;
     const EitherIndices indices{again, plan.plain_indices};

@@ -122,7 +122,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(p); };
     const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
     uint32_t stretch;
-    if (!begin_stretch(call, stretch)) return;
+    if (!begin_stretch(call, stretch, true)) return;
     const int thread = static_cast<int>(threadIdx.x), wave = thread / kWaveSize, lane = thread % kWaveSize;
     const int32_t stretch_begin = static_cast<int32_t>(stretch * plan().tiles) * kTileTokens;
     const int32_t left = (params().tokens - stretch_begin + kTileTokens - 1) / kTileTokens;
@@ -131,7 +131,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
 
     uint32_t ahead[kWords], last = 0;
     bring_tile<T>(call, first_channel, stretch_begin, ahead, last);
-    if (waits_late(phase_of(call))) wait_for_kernel_before();
     const TileLayout<T> x_layout{plan().x_tokens_inner};
     char* const x_bytes = reinterpret_cast<char*>(x_lines);
     const auto halo_place = [&](int k) { return x_bytes + HaloPart<T>(k, x_layout).place(x_layout); };

@@ -96,17 +96,24 @@ struct StagedCall {
     StagedPlan plan;
 };
 
-// The blocks of a launch behind one that saves inputs may wait late (waits_late).
-HIPCONV_INLINE VarlenPhase phase_of(const StagedCall& call) {
-    if constexpr (!kHasPredicates) return VarlenPhase::whole;  // none waits; this reads nothing
-    return first_parameter_again(call).plan.halos ? VarlenPhase::runs : VarlenPhase::whole;
+constexpr uint32_t kBlocksAtOnce = 1024;  // about as many as a large card has at a time
+
+// Tells whether a block may load its inputs before the launch that saves inputs (save.cu) has ended: the first blocks behind it,
+// which would only wait. That launch changes no input, and lets the next one begin only when all that came before is done. The
+// block's loads go past the first cache, and it calls wait_for_kernel_before() before it touches anything else.
+__device__ __forceinline__ bool loads_early(const StagedCall& call) {
+    if constexpr (!kHasPredicates) return false;
+    return first_parameter_again(call).plan.halos &&
+           (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x < kBlocksAtOnce;
 }
 
-// A block begins with this: it has a stretch, or finds that it comes after the last one.
-__device__ __forceinline__ bool begin_stretch(const StagedCall& call, uint32_t& stretch) {
+// A block begins with this: it has a stretch, or finds that it comes after the last one. Where it `waits`, all that came before
+// is done then.
+__device__ __forceinline__ bool begin_stretch(const StagedCall& call, uint32_t& stretch, bool waits) {
     stretch = blockIdx.z * gridDim.y + blockIdx.y;
     if (stretch >= first_parameter_again(call).plan.stretches) return false;
-    begin_launch(phase_of(call));
+    let_next_kernel_begin();
+    if (waits) wait_for_kernel_before();
     return true;
 }
 

@@ -37,24 +37,6 @@ struct VarlenPlan {
     char *halos, *begun;  // in place: kPast tokens before each block of runs but the first; kPast outputs a start of a sequence
 };
 
-constexpr uint32_t kBlocksAtOnce = 1024;  // about as many as a large card has at a time
-
-// In place, the first launch changes no input that the second one uses. So the first blocks of the second one, which would only
-// wait, may load inputs and look up sequences before the first one has ended. These call wait_for_kernel_before() themselves,
-// before they need what was saved, and before they store.
-__device__ __forceinline__ bool waits_late(VarlenPhase phase) {
-    if (!kHasPredicates || phase != VarlenPhase::runs) return false;
-    return (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x < kBlocksAtOnce;
-}
-
-// A block of a launch begins with this. The first launch in place lets the second one begin only when all that came before is
-// done.
-__device__ __forceinline__ void begin_launch(VarlenPhase phase) {
-    if (phase != VarlenPhase::begins) let_next_kernel_begin();
-    if (!waits_late(phase)) wait_for_kernel_before();
-    if (phase == VarlenPhase::begins) let_next_kernel_begin();
-}
-
 // The same pointer, which the compiler keeps as it is and does not make of parts again.
 template <typename P>
 HIPCONV_INLINE P* kept(P* pointer) {

@@ -54,25 +54,21 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     const auto load = [](const char* from) { return *reinterpret_cast<const Vector*>(from); };
     const auto store = [](char* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; };
     Vector before[kWidth - 1], ahead[kAhead];
-    const auto load_before = [&](const char* own) {
 #pragma unroll
-        for (int i = 0; i < kWidth - 1; ++i) {
-            const int back = kWidth - 1 - i;
-            before[i] = Vector{};
-            const char* from = own - back * x_step;
-            if (plan.halos && threadIdx.y == 0)
-                from = plan.halos + ((int64_t{block} * (kWidth - 1) - back) * p.dim + d) * static_cast<int64_t>(sizeof(T));
-            if (works && begin >= back) before[i] = load(from);
-        }
-    };
+    for (int i = 0; i < kWidth - 1; ++i) {
+        const int back = kWidth - 1 - i;
+        before[i] = Vector{};
+        const char* from = x - back * x_step;
+        if (plan.halos && threadIdx.y == 0)
+            from = plan.halos + ((int64_t{block} * (kWidth - 1) - back) * p.dim + d) * static_cast<int64_t>(sizeof(T));
+        if (works && begin >= back) before[i] = load(from);
+    }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
         ahead[j] = Vector{};
-        if (j < tokens) ahead[j] = load(x + j * x_step);
+        if (j < tokens) ahead[j] = load(x);
+        x += x_step;
     }
-    if (waits_late(plan.phase)) wait_for_kernel_before();
-    load_before(x);
-    x += kAhead * x_step;
     TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, d);
     taps.fetch();
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
@@ -180,7 +176,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
     HIPCONV_SHARED(PackedSequence, found, kSeveralBegins ? kMostThreads : 1);
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
-    begin_launch(plan.phase);
+    let_next_kernel_begin();
+    wait_for_kernel_before();
     // This counts the blocks of the second kind among the first `count` ones. It is rounded up, so that a sequence's start
     // comes before its other tokens.
     const auto begins_among = [&](uint64_t count) {

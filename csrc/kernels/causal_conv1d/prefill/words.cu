@@ -44,7 +44,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(words_threads(kWidth, sizeof(T)), words_bl
     HIPCONV_SHARED(uint32_t, slot_words, (kSlotWords<T, kWidth>));
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
-    begin_launch(plan.phase);
+    let_next_kernel_begin();
+    wait_for_kernel_before();
     // This counts the blocks of the second kind among the first `count` ones. It is rounded up, so that a sequence's start
     // comes before its other tokens.
     const auto begins_among = [&](uint64_t count) {
@@ -53,7 +54,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(words_threads(kWidth, sizeof(T)), words_bl
     const uint32_t begins = begins_among(block);
     if (begins_among(uint64_t{block} + 1) == begins) {
         if (plan.phase == VarlenPhase::begins) return save_halo_in_words<T, kWidth>(p, plan, block - begins);
-        return convolve_run_in_words<T, kWidth>(call, block - begins, masks_of_rows, taps, waits_late(plan.phase));
+        return convolve_run_in_words<T, kWidth>(call, block - begins, masks_of_rows, taps);
     }
 
     const CausalConv1dVarlenParams& again = first_parameter_again(p);

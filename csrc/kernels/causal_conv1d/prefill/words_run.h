@@ -105,20 +105,19 @@ __device__ __forceinline__ void convolve_tokens(const WordsCall& call, RunOnItsW
     }
 }
 
-// Sequences of up to kWhole tokens are others' work. A row has `masks_of_rows` for each kMaskTokens tokens of its run. If it
-// `waits`, the launch before may not have ended (begin_launch).
+// Sequences of up to kWhole tokens are others' work. A row has `masks_of_rows` for each kMaskTokens tokens of its run.
 template <typename T, int kWidth, int kWhole = -1>
 __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uint32_t block, RunMasks* masks_of_rows,
-                                                      float* taps, bool waits = false) {
+                                                      float* taps) {
     const CausalConv1dVarlenParams& p = call.params;
     const WordsPlan& plan = call.plan;
     const int32_t run = plan.run;
     RunOnItsWay<T, kWidth> on_its_way;
     constexpr int kAhead = RunOnItsWay<T, kWidth>::kAhead, kChannels = WordLane<T>::kChannels;
     using Ahead = typename WordLane<T>::Ahead;
-    const auto ask_before = [&] {
+    {
         const LaneOfRun<T> own(call, block);
-        const char* const x = own.x(p);
+        const char* x = own.x(p);
         const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
 #pragma unroll
         for (int i = 0; i < kWidth - 1; ++i) {
@@ -129,12 +128,6 @@ __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uin
                 from = plan.halos + ((int64_t{block} * (kWidth - 1) - back) * p.dim + own.d) * static_cast<int64_t>(sizeof(T));
             own.lane.ask(on_its_way.before[i], from, 0, own.works && own.begin >= back ? 1 : 0);
         }
-    };
-    if (!waits) ask_before();
-    {
-        const LaneOfRun<T> own(call, block);
-        const char* x = own.x(p);
-        const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
             on_its_way.ahead[j] = Ahead{};
@@ -172,10 +165,6 @@ __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uin
         } else if (has_row) {
             find(AnyIndices{again});
         }
-    }
-    if (waits) {
-        wait_for_kernel_before();
-        ask_before();
     }
     block_taps.put(first_parameter_again(p), missing, taps);
     __syncthreads();                      // in place, from here on a row may store what the next one has read
