@@ -98,9 +98,9 @@ struct StagedCall {
 
 constexpr uint32_t kBlocksAtOnce = 1024;  // about as many as a large card has at a time
 
-// Tells whether a block may load its inputs before the launch that saves inputs (save.cu) has ended: the first blocks behind it,
-// which would only wait. That launch changes no input, and lets the next one begin only when all that came before is done. The
-// block's loads go past the first cache, and it calls wait_for_kernel_before() before it touches anything else.
+// Tells whether a block may load its inputs before the launch that saves inputs (save.cu) has ended: so may the first blocks
+// behind it, which would only wait. That launch changes no input, and lets the next one begin only when all that came before
+// is done. The block's loads go past the first cache, and it calls wait_for_kernel_before() before it touches anything else.
 __device__ __forceinline__ bool loads_early(const StagedCall& call) {
     if constexpr (!kHasPredicates) return false;
     return first_parameter_again(call).plan.halos &&

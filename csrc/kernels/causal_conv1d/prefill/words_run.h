@@ -155,7 +155,7 @@ __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uin
                 if (row << log2 == thread && row < static_cast<int>(blockDim.y)) masks_of_rows[row * masks + n] = found;
             }
         };
-        // Where rows have more lanes than find sequences, waves are left without a row here. And loads wait for each other where
+        // Where rows have more lanes than find sequences, waves are left without a row here. Loads wait for each other where
         // the kinds of indices are told apart between them.
         const bool has_row = thread / kWaveSize * kWaveSize >> log2 < static_cast<int>(blockDim.y);
         if constexpr (kWhole >= 0) {
