@@ -155,13 +155,6 @@ __device__ __forceinline__ void store_tokens(const StagedCall& call, int32_t beg
     }
 }
 
-// Tells whether rows along tokens may make their runs while starts are made: what comes from these is left out, and stored
-// behind a barrier. In place, starts may need inputs of the span that memory has. AMD's waves have no scalar registers for it.
-HIPCONV_INLINE bool runs_need_no_starts(const StagedPlan& plan, const SpanOfRows& span) {
-    if constexpr (!kHasPredicates) return false;
-    return plan.saved_dim == 0 && (!plan.out_tokens_inner || (plan.alike && !span.has_dead));
-}
-
 // The last part of the kernel, along tokens.
 template <typename T, int kWidth>
 __device__ __forceinline__ void make_rows(const StagedCall& call, int32_t begin, int32_t first_channel, int32_t channels,
@@ -220,11 +213,6 @@ __device__ __forceinline__ void make_rows(const StagedCall& call, int32_t begin,
         }
     }
     const bool any_from_lds = (from_lds[0] | from_lds[1] | from_lds[2] | from_lds[3]) != 0;
-    const auto stores_late = [&] { return plan().out_tokens_inner && span.has_begins && runs_need_no_starts(plan(), span); };
-    const bool is_late = any_from_lds && stores_late();
-    const auto element_of = [](const Words4& v, int i) {
-        return static_cast<Bits>(kSize == 4 ? word(v, i) : word(v, i / 2) >> (i % 2 * 16));
-    };
     // Most vectors are stored whole, without a detour.
     const bool is_whole = alike && tokens_inner && !any_dead && stored == lowest_bits(kTokens);
     const auto take_from_lds = [&](Words4& result, const Words4& made) {
@@ -248,13 +236,6 @@ __device__ __forceinline__ void make_rows(const StagedCall& call, int32_t begin,
         const bool works = !kShares || channel < channels;
         Words4 result{};
         if (works && has_runs) result = make_run<T, kWidth>(own_x, own_taps, missing == 0, params().use_silu);
-        if (is_late) {
-            Bits* const own = reinterpret_cast<Bits*>(out_cells + (own_x - x_cells));
-#pragma unroll
-            for (int i = 0; i < kTokens; ++i)
-                if (works && !(from_lds[i * kSize / 4] >> (i * kSize % 4 * 8) & 1)) own[i] = element_of(result, i);
-            continue;
-        }
         if (is_whole) {
             if (any_from_lds) take_from_lds(result, out_cells[own_x - x_cells]);
             if (works) *reinterpret_cast<Words4*>(own_line) = result;
@@ -273,7 +254,10 @@ __device__ __forceinline__ void make_rows(const StagedCall& call, int32_t begin,
         if (!tokens_inner) {
             char* const to =
                 out_lines + channel * kSize + (kHalo + lane * kTokens) * Shape::kTokenBytes + (kHaloCells + lane) * 4;
-            const auto put = [&](int i) { *reinterpret_cast<Bits*>(to + i * Shape::kTokenBytes) = element_of(result, i); };
+            const auto put = [&](int i) {
+                const uint32_t bits = kSize == 4 ? word(result, i) : word(result, i / 2) >> (i % 2 * 16);
+                *reinterpret_cast<Bits*>(to + i * Shape::kTokenBytes) = static_cast<Bits>(bits);
+            };
             if (!any_from_lds) {
 #pragma unroll
                 for (int i = 0; i < kTokens; ++i) put(i);
@@ -328,23 +312,6 @@ __device__ __forceinline__ void make_rows(const StagedCall& call, int32_t begin,
 #pragma unroll 1
             for (int at = first; at < first + kTokens; ++at)
                 if (is_stored(at)) line[at] = made_line[at];
-        }
-    }
-    if (stores_late()) {
-        __syncthreads();
-        const int64_t first_place = (int64_t{first_channel} + row) * params().out_dim_stride + begin - apart + lane * kTokens;
-        char* line = static_cast<char*>(params().out) + first_place * kSize;
-        const Words4* made = out_cells + row * Shape::kCells + kHaloCells + lane;
-#pragma unroll 1
-        for (int channel = row; is_late && channel < channels;
-             channel += kRowsOfBlock, line += line_step, made += kRowsOfBlock * Shape::kCells) {
-            if (stored == lowest_bits(kTokens)) {
-                *reinterpret_cast<Words4*>(line) = *made;
-                continue;
-            }
-#pragma unroll 1
-            for (int i = 0; i < kTokens; ++i)
-                if (stored >> i & 1) reinterpret_cast<Bits*>(line)[i] = reinterpret_cast<const Bits*>(made)[i];
         }
     }
     if (tokens_inner) {
@@ -465,7 +432,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
                 }
             }
         }
-        if (loads_early(call)) wait_for_kernel_before();
+        if (begin == static_cast<int32_t>(stretch << plan().log2_tokens) && loads_early(call)) wait_for_kernel_before();
         if (!begins_stretch(begin)) {
             if (thread < kAllHaloCells) halo = x_cells[thread / kHaloCells * Shape::kCells + kRowLanes + thread % kHaloCells];
         } else if (begin > 0 && thread < kAllHaloCells && thread / kHaloCells < channels) {
@@ -554,8 +521,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             if (tap >= missing && tap < kWidth) to[tap] = parameter_of(weight, params().weight_dtype);
             if (tap == 0) to[kWidth] = params().bias ? parameter_of(bias, params().bias_dtype) : 0.0f;
         }
-        // Threads look up a sequence each, in order, so that few sequences are one wave's work. A row of lanes makes the starts
-        // of number `start_row` and of those a whole number of times the rows of a block behind it.
+        // Threads look up a sequence each, in order, so that few sequences are one wave's work. A row of lanes makes the start of
+        // its own number, and of those a whole number of times the rows of a block behind it.
         const int again = thread_from_here_on();
         const auto look_up = [&](int32_t first) {
             if (again >= kRowsFound) return;
@@ -570,10 +537,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             __syncthreads();
             const int count = span.count;
             const int own = thread_from_here_on();
-            if (kPairs<T> && plan().starts_in_pairs) {
+            if (kPairs<T, kWidth> && plan().starts_in_pairs) {
                 constexpr int kLanes = kRowsChannels / 2;
                 if (span.has_begins && own / kLanes < count && own % kLanes * 2 < channels_here()) {
-                    if constexpr (kPairs<T>)
+                    if constexpr (kPairs<T, kWidth>)
                         make_begins_of_pairs<T, kWidth>(call, found, count, begin, first_channel_here(), x_lines, out_lines,
                                                         taps);
                 }
@@ -581,18 +548,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
                 make_row_begins<T, kWidth>(call, found, count, begin, first_channel_here(), x_lines, out_lines, taps);
             }
             const bool more = span.more;
-            if (more || (span.has_begins && !runs_need_no_starts(plan(), span))) __syncthreads();
+            if (more || span.has_begins) __syncthreads();
             if (!more) break;
             if (again == 0) span.count = span.more = 0;
             sequence = span.sequence + kRowsFound;
             __syncthreads();
         }
 
-        int32_t begin_again = begin;
-        from_here_on(begin_again);
-        const int32_t left_here = params().tokens - begin_again;
-        make_rows<T, kWidth>(call, begin_again, first_channel_here(), channels_here(), left_here, span, ends, kinds, x_cells,
-                             tap_cells, out_cells);
+        make_rows<T, kWidth>(call, begin, first_channel_here(), channels_here(), params().tokens - begin, span, ends, kinds,
+                             x_cells, tap_cells, out_cells);
         if (begins_stretch(begin + kSpan) || params().tokens - begin <= kSpan - (kTokens - 1)) break;
         __syncthreads();
     }

@@ -10,9 +10,10 @@
 
 namespace hipconv {
 
-// Tells whether lanes may have starts of two channels. AMD's waves have no scalar registers for that.
-template <typename T>
-inline constexpr bool kPairs = sizeof(T) == 2 && kHasPredicates;
+// Tells whether lanes may have starts of two channels: not at widths 3 and 4, which lose, as registers allow of one tap at a
+// time; nor in AMD's waves, which have no scalar registers for that.
+template <typename T, int kWidth>
+inline constexpr bool kPairs = sizeof(T) == 2 && kWidth != 4 && kHasPredicates;
 
 // Windows in slots of the pool, of a lane's channels.
 template <typename T, int kWidth>
@@ -135,7 +136,7 @@ __device__ __forceinline__ void make_begins_of_pairs(const StagedCall& call, con
     constexpr int kTapStep = (kWidth + 4) / 4 * 4;
     const float* const own_taps = taps + channel * kTapStep;
     // Where windows are wide, a few taps at a time are in registers.
-    constexpr int kTapsAtOnce = kWidth == 8 ? 4 : kWidth == 4 ? 1 : kWidth;
+    constexpr int kTapsAtOnce = kWidth == 8 ? 4 : kWidth;
     const auto bring_taps = [&](int first, Pair(&to)[kTapsAtOnce]) {
         int own = channel * kTapStep;
         if (kTapsAtOnce < kWidth) from_here_on(own);

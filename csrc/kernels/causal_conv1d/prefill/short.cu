@@ -148,7 +148,8 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
     plan.run_tokens = static_cast<int32_t>(shape.rows) * shape.run;
     plan.halos_to_save = in_place ? static_cast<int32_t>((shape.run_blocks - 1) * shape.past()) : 0;
     plan.x_step = static_cast<uint32_t>(p.x_token_stride * bytes);
-    plan.further = lanes / ((lanes * items + 7) / 8);
+    // In place, all tokens of sequences are asked for ahead; in new tensors that is no faster.
+    plan.further = in_place ? lanes / ((lanes * items + 7) / 8) : kShortTokens;
     plan.further_step = plan.further * int64_t{plan.x_step};
     plan.slot_step = static_cast<uint32_t>(p.slot_stride * bytes);
     plan.column_step = static_cast<uint32_t>(p.column_stride * bytes);

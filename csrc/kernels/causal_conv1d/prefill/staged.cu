@@ -325,7 +325,8 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
         if (p.state_dim_stride == 1 && (p.width == 2 || p.column_stride % 2 == 0)) plan.state_form = StateForm::columns;
         if (p.column_stride == 1 && p.state_dim_stride == p.width - 1) plan.state_form = StateForm::rows;
     }
-    const bool singles = p.tokens <= int64_t{2} * p.sequences;
+    // Wide windows gain where columns of a channel are neighbours, whose halves of words neighbouring lanes would have.
+    const bool singles = p.tokens <= int64_t{2} * p.sequences && (p.width == 2 || plan.state_form == StateForm::rows);
     plan.starts_in_pairs = plan.state_form != StateForm::elements && (singles || forced.tokens);
 
     const auto form_of = [&](const void* data, int64_t inner, int64_t outer) {
