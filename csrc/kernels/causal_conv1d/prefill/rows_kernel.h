@@ -521,8 +521,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) 
             if (tap >= missing && tap < kWidth) to[tap] = parameter_of(weight, params().weight_dtype);
             if (tap == 0) to[kWidth] = params().bias ? parameter_of(bias, params().bias_dtype) : 0.0f;
         }
-        // Threads look up a sequence each, in order, so that few sequences are one wave's work. A row of lanes makes the start of
-        // its own number, and of those a whole number of times the rows of a block behind it.
+        // Threads look up a sequence each, in order, so that few sequences are one wave's work. A row of lanes makes the start
+        // of its own number, and of those a whole number of times the rows of a block behind it.
         const int again = thread_from_here_on();
         const auto look_up = [&](int32_t first) {
             if (again >= kRowsFound) return;
