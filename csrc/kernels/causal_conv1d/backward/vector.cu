@@ -58,6 +58,9 @@ unsigned channels_of_block(int64_t dim, unsigned rows) {
     return channels;
 }
 
+// Where x comes to LDS, tokens are fetched into the cache a step ahead at widths up to this: others wait for arithmetic.
+constexpr int kWidestOfFetched = 2;
+
 // In f32, single tokens of x are as fast at widths up to this.
 constexpr int kWidestOfSingleTokens = 5;
 
@@ -104,6 +107,12 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
         s.items = s.steps_of_row * p.in.batch;
     } else {
         s.lanes = power_of_two_up_to(s.vectors / 2 + 1, kBwdVectorLanes);  // no more than vectors
+        // Where a row begins or ends, a wave moves states for the few lanes that do: fewer lanes are there less often.
+        if (kHasPredicates && bwd_has_states(p)) {
+            constexpr int64_t kShortRow = 32, kLongRow = 130;  // vectors
+            const unsigned most = s.vectors <= kShortRow ? 8 : s.vectors <= kLongRow ? 16 : kBwdVectorLanes;
+            if (s.lanes > most) s.lanes = most;
+        }
         if (s.has_steps) {  // a wave has neighbouring channels: 64 bytes of them, where those are neighbours in memory
             const unsigned wide = power_of_two_up_to(p.in.dim, 64 / static_cast<unsigned>(size));
             if (s.lanes > kBwdVectorThreads / wide) s.lanes = kBwdVectorThreads / wide;
@@ -206,11 +215,13 @@ BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shap
     plan.x_is_aligned = shape.x_is_aligned;
     plan.dout_is_aligned = shape.dout_is_aligned;
     plan.loads_vectors = shape.dout_is_aligned && (shape.piece || (shape.x_is_aligned && !shape.has_steps));
+    plan.shifts = !(shape.x_is_aligned && shape.dout_is_aligned);
     plan.has_states = bwd_has_states(p);
     plan.makes_taps = bwd_vector_makes_taps(p, shape, plan.taper);
     plan.ids_in_quads = bwd_ids_are_quads(p.in);
     plan.piece = shape.piece;
-    plan.ahead = shape.has_steps ? 0 : static_cast<int32_t>(shape.lanes) * bwd_vector_tokens(size, p.in.width);
+    const bool fetches_ahead = shape.piece ? p.in.width <= kWidestOfFetched : !shape.has_steps;
+    plan.ahead = !fetches_ahead ? 0 : static_cast<int32_t>(shape.lanes) * bwd_vector_tokens(size, p.in.width);
     plan.x_batch = p.in.x.batch_stride * size;
     plan.dout_batch = p.dout.batch_stride * size;
     plan.dx_batch = p.dx.batch_stride * size;

@@ -128,6 +128,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     using Sum = BwdVectorSum;
     using Bits = TapsOfBits<kTokens, kWidth>;
 
+    constexpr bool kFirstAtOnce = bwd_vector_loads_first_at_once(kWidth, kForm, kSize);
+
     constexpr int kSumsOfRows = kWhole ? 1 : kBwdVectorThreads * (kWidth + 1);
     constexpr bool kMakesTaps = !kPlain && kBwdVectorOwnTaps > 0;
     HIPCONV_SHARED(float, sums_of_rows, kSumsOfRows);
@@ -209,7 +211,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         const int32_t vectors_on = static_cast<int32_t>(static_cast<uint32_t>(place.b) * plan.vectors - first_vector);
         taps_row = reinterpret_cast<const uint8_t*>(own_taps) + kBwdVectorOwnTapsAround + vectors_on * kTokens;
     }
-    uint32_t x_words[kBefore + kOwn + kMore]{}, dout_words[kOwn + kMore]{};
+    constexpr int kXWords = kBefore + kOwn + kMore, kDoutWords = kOwn + kMore;
+    uint32_t x_words[kXWords]{}, dout_words[kDoutWords]{};
     TapWords taps_words{};
     uint32_t x_shift = 0, dout_shift = 0;
     const auto step_of = [&](int64_t step) { return kAnySteps ? step : int64_t{kSize}; };
@@ -225,33 +228,47 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         const char *const x = x_row + int64_t{t_next} * kSize, *const dout = dout_row + int64_t{t_next} * kSize;
         return (kAcross || x_memory().has(x - kBefore * 4, x + kOwn * 4)) && dout_memory().has(dout, dout + kOwn * 4);
     };
-    const auto load_x = [&]() {
+    // Most walks leave the tensor nowhere, whatever their rows' ends are: so their steps need not look.
+    bool may_leave = true;
+    if (kHasPredicates && !kWhole && plan.loads_vectors) {
+        const int64_t rows_back = place.b - static_cast<int32_t>(piece.first * blockDim.x / plan.vectors);
+        const int64_t x_back = rows_back * plan.x_batch, dout_back = rows_back * plan.dout_batch;
+        constexpr int64_t kFirst = (1 - kTokens) * kSize, kFirstOfX = kFirst - kBefore * 4;
+        const int64_t past = (int64_t{seqlen} + kTokens - 1) * kSize;
+        may_leave = !dout_memory().has(dout_row + kFirst, dout_row + past) ||
+                    !dout_memory().has(dout_row - dout_back + kFirst, dout_row - dout_back + past);
+        if (!kAcross)
+            may_leave |= !x_memory().has(x_row + kFirstOfX, x_row + past) ||
+                         !x_memory().has(x_row - x_back + kFirstOfX, x_row - x_back + past);
+    }
+    const auto load_x = [&](uint32_t(&words)[kXWords], uint32_t& shift) {
         const char* const x = x_row + t_next * step_of(plan.x_step);
         if (kAnySteps && plan.x_step != kSize)
-            load_single_tokens<T, kBefore, kOwn, kOldest / Layout::kEach>(x, plan.x_step, t_next, seqlen, x_words);
+            load_single_tokens<T, kBefore, kOwn, kOldest / Layout::kEach>(x, plan.x_step, t_next, seqlen, words);
         else if (kWhole || (plan.x_is_aligned && holds_vectors(x_memory, x, kBefore)))
-            load_vectors<T, kBefore, kOwn, kWhole>(x, t_next, seqlen, x_words);
+            load_vectors<T, kBefore, kOwn, kWhole>(x, t_next, seqlen, words);
         else if constexpr (!kWhole)
-            x_shift = load_single_words<T, kBefore, kOwn, kOldest / Layout::kEach>(x, t_next, seqlen, x_memory, x_words);
+            shift = load_single_words<T, kBefore, kOwn, kOldest / Layout::kEach>(x, t_next, seqlen, x_memory, words);
     };
-    const auto load = [&]() {
+    const auto load = [&](uint32_t(&to_x)[kXWords], uint32_t& shift_of_x, uint32_t(&to_dout)[kDoutWords],
+                          uint32_t& shift_of_dout, TapWords& to_taps) {
         // Vectors are loaded whole, and what they have of other rows is not looked at, but where they leave the tensor. (AMD
         // has no scalar registers for this.)
-        if (kHasPredicates && !kWhole && plan.loads_vectors && leaves_nothing()) {
-            if constexpr (!kAcross) load_whole_vectors<kBefore, kOwn>(x_row + int64_t{t_next} * kSize, x_words);
-            load_whole_vectors<0, kOwn>(dout_row + int64_t{t_next} * kSize, dout_words);
+        if (kHasPredicates && !kWhole && (!may_leave || (plan.loads_vectors && leaves_nothing()))) {
+            if constexpr (!kAcross) load_whole_vectors<kBefore, kOwn>(x_row + int64_t{t_next} * kSize, to_x);
+            load_whole_vectors<0, kOwn>(dout_row + int64_t{t_next} * kSize, to_dout);
         } else {
             if (!kWhole) from_here_on(t_next);  // so that NVIDIA's compiler has no registers for addresses of both branches
-            if constexpr (!kAcross) load_x();
+            if constexpr (!kAcross) load_x(to_x, shift_of_x);
             const char* const dout = dout_row + t_next * step_of(plan.dout_step);
             if (kAnySteps && plan.dout_step != kSize)
-                load_single_tokens<T, 0, kOwn, 0>(dout, plan.dout_step, t_next, seqlen, dout_words);
+                load_single_tokens<T, 0, kOwn, 0>(dout, plan.dout_step, t_next, seqlen, to_dout);
             else if (kWhole || (plan.dout_is_aligned && holds_vectors(dout_memory, dout, 0)))
-                load_vectors<T, 0, kOwn, kWhole>(dout, t_next, seqlen, dout_words);
+                load_vectors<T, 0, kOwn, kWhole>(dout, t_next, seqlen, to_dout);
             else if constexpr (!kWhole)
-                dout_shift = load_single_words<T, 0, kOwn, 0>(dout, t_next, seqlen, dout_memory, dout_words);
+                shift_of_dout = load_single_words<T, 0, kOwn, 0>(dout, t_next, seqlen, dout_memory, to_dout);
         }
-        if (has_ids) taps_words = load_taps<kTokens, kWhole>(taps_row, t_next);
+        if (has_ids) to_taps = load_taps<kTokens, kWhole>(taps_row, t_next);
     };
     // Dx of a lane's channels begins so many tokens, or fewer, before a multiple of kTokens.
     const auto before_multiple = [&]() { return -t_next & (kTokens - 1); };
@@ -267,46 +284,54 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
                                                              group_bytes);
         close_copies();
     };
-    // All threads of a block come here, and have what was copied, and no more of the stage before, when they go on.
-    const auto take_x = [&](float(&window)[kWindow]) {
-        wait_for_copies<0>();
+    const auto go_to_other_stage = [&]() {
+        staged += to_other_stage;
+        to_other_stage = -to_other_stage;
+    };
+    // All threads of a block come here, and have what was copied, but for the last copies that may be under way, and no more of
+    // the stage before, when they go on.
+    const auto take_x = [&](bool all, int before, float(&window)[kWindow]) {
+        if (all)
+            wait_for_copies<0>();
+        else
+            wait_for_copies<1>();
         __syncthreads();
-        const char* const at = staged + channel_bytes - before_multiple() * kBwdAcrossBytes;
+        const char* const at = staged + channel_bytes - before * kBwdAcrossBytes;
 #pragma unroll
         for (int m = kOldest; m < kWindow; ++m) {
             const int row = Across::kBefore - kPast + m - kOldest;
             window[m] = to_float(*reinterpret_cast<const T*>(at + row * kBwdAcrossBytes));
         }
-        staged += to_other_stage;
-        to_other_stage = -to_other_stage;
+        go_to_other_stage();
     };
-    const auto unpack = [&](float(&window)[kWindow], float(&gradients)[kTokens]) {
+    const auto unpack = [&](uint32_t(&of_x)[kXWords], uint32_t shift_of_x, uint32_t(&of_dout)[kDoutWords],
+                            uint32_t shift_of_dout, float(&window)[kWindow], float(&gradients)[kTokens]) {
         if constexpr (kAcross) {
-            if (kSize == 2 && !plan.dout_is_aligned) shift_tokens(dout_shift, dout_words);
-            unpack_tokens<T>(dout_words, gradients);
+            if (kSize == 2 && !plan.dout_is_aligned) shift_tokens(shift_of_dout, of_dout);
+            unpack_tokens<T>(of_dout, gradients);
             return;
         }
         if constexpr (!kWhole && kSize == 2) {
-            if (!(plan.x_is_aligned && plan.dout_is_aligned)) {
-                shift_tokens(x_shift, x_words);
-                shift_tokens(dout_shift, dout_words);
+            if (kHasPredicates ? plan.shifts : !(plan.x_is_aligned && plan.dout_is_aligned)) {
+                shift_tokens(shift_of_x, of_x);
+                shift_tokens(shift_of_dout, of_dout);
             }
         }
-        unpack_tokens<T>(x_words, window);
-        unpack_tokens<T>(dout_words, gradients);
+        unpack_tokens<T>(of_x, window);
+        unpack_tokens<T>(of_dout, gradients);
     };
     const auto go_back = [&](int32_t tokens) {
         t_next -= tokens;
         if (t_next <= -kTokens) {
             t_next += bwd_vector_row_before<kTokens, kWhole>(plan, t_next);
-            x_row -= plan.x_batch;
+            x_row -= kHasPredicates ? plan.x_batch : first_parameter_again(p).in.x.batch_stride * int64_t{kSize};
             dout_row -= plan.dout_batch;
             if (has_ids) taps_row -= plan.taps_batch;
             --b_next;
         }
     };
-    const auto taps_of = [&](int32_t t) {
-        if (has_ids) return taps_of_words<kTokens, kWidth, kWhole>(t, seqlen, taps_words);
+    const auto taps_of = [&](int32_t t, const TapWords& words) {
+        if (has_ids) return taps_of_words<kTokens, kWidth, kWhole>(t, seqlen, words);
         Bits bits = taps_inside<kTokens, kWidth>();
         if (t < kPast || t + kTokens > seqlen) bits = taps_of_row<kTokens, kWidth>(t, seqlen, has_initial);
         return bits;
@@ -317,36 +342,54 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     float weight[kWidth], bias, carried[kSpill];
 #pragma unroll
     for (float& each : carried) each = 0.0f;
-    const bool goes_on = kPast > 0 && t_next > 0 && t_next < seqlen;
-    float window_after[kWindow];
+    const int32_t t_after = t_next, b_after = b_next;
+    const bool goes_on = kPast > 0 && t_after > 0 && t_after < seqlen;
+    uint32_t x_apart[kXWords]{}, dout_apart[kDoutWords]{}, x_shift_apart = 0, dout_shift_apart = 0;
+    TapWords taps_apart{};
+    auto& x_after = kFirstAtOnce ? x_apart : x_words;
+    auto& dout_after = kFirstAtOnce ? dout_apart : dout_words;
+    auto& taps_after = kFirstAtOnce ? taps_apart : taps_words;
+    uint32_t &x_shift_after = kFirstAtOnce ? x_shift_apart : x_shift,
+             &dout_shift_after = kFirstAtOnce ? dout_shift_apart : dout_shift;
+    const int after_multiple = before_multiple();
     if (kAcross && kPast > 0) copy_x();
-    if (goes_on) load();
+    if (goes_on) load(x_after, x_shift_after, dout_after, dout_shift_after, taps_after);
+    const auto load_first = [&]() {
+        go_back((lanes - lane) * kTokens);
+        if (b_next != place.b) dx_row -= dx_batch();
+        if constexpr (kAcross) {
+            if (kFirstAtOnce && kPast > 0) go_to_other_stage();
+            copy_x();
+            if (kFirstAtOnce && kPast > 0) go_to_other_stage();
+        }
+        if (t_next < seqlen) {
+            load(x_words, x_shift, dout_words, dout_shift, taps_words);
+        } else if constexpr (kPlain) {  // behind the stream's end are zeros
+#pragma unroll
+            for (uint32_t& word : x_words) word = 0;
+#pragma unroll
+            for (uint32_t& word : dout_words) word = 0;
+        }
+    };
+    // The first step is on its way before anything waits for what comes after it.
+    if constexpr (kFirstAtOnce) load_first();
     bwd_vector_parameters<T>(p.in, d, weight, bias);
-    if constexpr (kAcross && kPast > 0) take_x(window_after);
+    float window_after[kWindow];
+    if constexpr (kAcross && kPast > 0) take_x(!kFirstAtOnce, after_multiple, window_after);
     if (goes_on) {
+        const int32_t t = kFirstAtOnce ? t_after : t_next, b = kFirstAtOnce ? b_after : b_next;
         float(&window)[kWindow] = window_after;
         float gradients[kTokens];
-        unpack(window, gradients);
-        if (!kWhole && has_initial && t_next < kPast)
-            bwd_vector_load_state<T, kWidth, kOldest>(first_parameter_again(p).in, b_next, d, t_next, window);
+        unpack(x_after, x_shift_after, dout_after, dout_shift_after, window, gradients);
+        if (!kWhole && has_initial && t < kPast)
+            bwd_vector_load_state<T, kWidth, kOldest>(first_parameter_again(p).in, b, d, t, window);
         if constexpr (kPlain)
             bwd_vector_spill<T, kTokens, kWidth, kOldest>(AllTaps{}, p.in.use_silu, window, gradients, weight, bias, carried);
         else
-            bwd_vector_spill<T, kTokens, kWidth, kOldest>(taps_of(t_next), p.in.use_silu, window, gradients, weight, bias,
-                                                          carried);
+            bwd_vector_spill<T, kTokens, kWidth, kOldest>(taps_of(t, taps_after), p.in.use_silu, window, gradients, weight,
+                                                          bias, carried);
     }
-
-    go_back((lanes - lane) * kTokens);
-    if (b_next != place.b) dx_row -= dx_batch();
-    if constexpr (kAcross) copy_x();
-    if (t_next < seqlen) {
-        load();
-    } else if constexpr (kPlain) {  // behind the stream's end are zeros
-#pragma unroll
-        for (uint32_t& word : x_words) word = 0;
-#pragma unroll
-        for (uint32_t& word : dout_words) word = 0;
-    }
+    if constexpr (!kFirstAtOnce) load_first();
 
     const uint32_t wave_lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWaveSize;
     int next_lane = static_cast<int>((wave_lane & ~(blockDim.x - 1)) | ((wave_lane + 1) & (blockDim.x - 1)));
@@ -364,15 +407,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         // Load: this step's words become floats, the next step's are fetched.
         const int32_t t = t_next, b = b_next;
         Bits bits{};
-        if constexpr (!kPlain) bits = taps_of(t);
+        if constexpr (!kPlain) bits = taps_of(t, taps_words);
         float window[kWindow], gradients[kTokens];
-        if constexpr (kAcross) take_x(window);
+        if constexpr (kAcross) take_x(true, before_multiple(), window);
         // In a vector in front of a lane's own tokens no tap may see the first word, and NVIDIA's compiler gives its register
         // to what comes next, which waits for the load then, in each step. So let it be used, where nothing ever is.
         if constexpr (kHasPredicates && !kAcross && kOldest >= Layout::kEach) {
             if (plan.vectors == 0) dbias = twice(bit_cast<float>(x_words[0]));
         }
-        unpack(window, gradients);
+        unpack(x_words, x_shift, dout_words, dout_shift, window, gradients);
         // No tap sees the other half of the oldest input's word either, and the compiler moves this half elsewhere right behind
         // the load: 10 % of a copy.
         if constexpr (kHasPredicates && std::is_same_v<T, f16> && kOldest % 2 == 1) {
@@ -387,10 +430,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         if (--left > 0) {
             go_back(back);
             if constexpr (kAcross) copy_x();
-            if (kWhole || t_next < seqlen) load();
+            if (kWhole || t_next < seqlen) load(x_words, x_shift, dout_words, dout_shift, taps_words);
+            // Narrow filters wait for x and dout, which come into the second cache a step before they are copied.
+            if (kAcross && plan.ahead > 0 && left > 1 && t_next >= plan.ahead) {
+                const int32_t token = t_next - plan.ahead + static_cast<int32_t>(threadIdx.y & (kTokens - 1));
+                if (threadIdx.y < kTokens) prefetch(x_row + int64_t{token} * plan.x_step);
+                prefetch(dout_row + int64_t{t_next - plan.ahead} * kSize);
+            }
             // 16-bit types wait for arithmetic more than for loads.
-            if (kSize == 4 && plan.ahead > 0 && left > 1 && t_next >= plan.ahead) {
-                if (!kAcross) prefetch(x_row + int64_t{t_next - plan.ahead} * kSize);
+            if (kSize == 4 && !kAcross && plan.ahead > 0 && left > 1 && t_next >= plan.ahead) {
+                prefetch(x_row + int64_t{t_next - plan.ahead} * kSize);
                 prefetch(dout_row + int64_t{t_next - plan.ahead} * kSize);
             }
         }

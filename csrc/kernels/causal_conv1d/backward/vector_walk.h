@@ -31,6 +31,7 @@ struct BwdVectorPlan {
     bool has_states;
     bool makes_taps;    // each block makes those of its tokens,
     bool ids_in_quads;  // for which bwd_taps_of_quad serves
+    bool shifts;        // x or dout may not be aligned
     int32_t piece;      // bytes of a copy of x to LDS, in the form `across`
     int32_t ahead;      // how many tokens further back than the next step those lie that are fetched into the cache; none, if 0
     int64_t x_batch, dout_batch, dx_batch, taps_batch;  // bytes from sequence to sequence
@@ -86,10 +87,21 @@ constexpr int bwd_vector_blocks(int width, BwdForm form, int element_bytes) {
     if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 6) : (plain ? 6 : 4);
     const bool is_float = element_bytes == 4;
     if (plain) return width <= (is_float ? 3 : 5) ? 8 : is_float ? (width <= 5 ? 7 : 5) : width <= 6 ? 7 : 6;
-    if (form == BwdForm::aligned) return width <= 3 || (is_float && width <= 5) ? 6 : is_float ? 4 : 5;
+    if (width == 1 && (form == BwdForm::aligned || is_float)) return 8;
+    if (form == BwdForm::aligned && width <= 3) return 7;
+    if (form == BwdForm::aligned) return is_float && width <= 5 ? 6 : is_float ? 4 : 5;
     if (form == BwdForm::across) return width <= 3 ? 6 : width <= (is_float ? 6 : 7) ? 5 : 4;
     if (form == BwdForm::any) return width <= 3 ? 6 : width <= 6 ? 5 : 4;
     return width <= (is_float ? 3 : 2) ? 6 : width <= (is_float ? 4 : 5) ? 5 : 4;
+}
+
+// Tells whether a walk's first step is on its way before what comes after it in the row has arrived. AMD's cards have no scalar
+// registers for it, and these instances no registers without a value spilled.
+constexpr bool bwd_vector_loads_first_at_once(int width, BwdForm form, int element_bytes) {
+    if (form == BwdForm::plain && element_bytes == 4 && width == 8) return false;
+    if (form == BwdForm::any && width == 3) return false;
+    if (form == BwdForm::any_with_states && element_bytes == 2 && width == 2) return false;
+    return kHasPredicates;
 }
 
 void launch_bwd_plain(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
