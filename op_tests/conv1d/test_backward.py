@@ -229,6 +229,33 @@ def test_channels_at_every_alignment(device: torch.device, width: int) -> None:
         assert not case.has_initial or torch.equal(found[-1], dense[-1]), f"{what}: other states"
 
 
+@pytest.mark.parametrize("width", range(1, 9))
+def test_sequences_in_runs_of_neighbouring_channels(device: torch.device, width: int) -> None:
+    """Taps by which dx is completed, where runs, documents and padding end anywhere: ids in vectors of four and not, rows that
+    follow each other as one, ids that come again, for lanes of four channels, of pairs and of halves.
+    """
+    if "tile" not in kernels_of(device):
+        return
+    draw = random.Random(width)
+    for number, (dim, layout, (batch, seqlen)) in enumerate(
+        itertools.product([20, 22, 23], ["channel_last"], [(7, 7), (5, 12), (3, 33), (1, 149), (2, 268)])
+    ):
+        dtype = [torch.bfloat16, torch.float16, torch.bfloat16, torch.float32][number % 4]
+        follows = seqlen < 34 and number % 2 == 0
+        has: dict[str, Any] = {name: not follows and width > 1 and draw.random() < 0.3 for name in ("has_initial", "has_final")}
+        case = Case(batch, dim, seqlen, width, dtype, dtype, draw.random() < 0.7, True, layout, True, **has)
+        inputs = case.inputs(device, seed=number)
+        length = draw.choice([1, 3, 8])
+        ids = torch.arange(seqlen, dtype=torch.int32).div(length, rounding_mode="floor").repeat(batch, 1)
+        if number % 3 == 0:  # each id comes again, and some tokens are padding
+            ids = ids % 3 - (torch.rand(batch, seqlen, generator=torch.Generator().manual_seed(number)) < 0.1).int() * 9
+        wide = torch.zeros(batch, seqlen + 1, dtype=torch.int32)
+        wide[:, 1:] = ids
+        ids = wide[:, 1:] if number % 5 == 4 else ids
+        inputs = inputs._replace(seq_idx=None if follows and number % 4 == 0 else ids.to(device))
+        assert (wrong := wrong_gradients(inputs, inputs.gradients("tile"))) is None, f"{case}, {number}: {wrong}"
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("width", [1, 3, 4, 6, 8])
 def test_many_short_rows_and_few_channels(device: torch.device, layout: str, width: int) -> None:

@@ -200,6 +200,40 @@ HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_row(int32_t t, int32_t seqlen
     return {kTokens == 8 ? bytes : bytes & 0xffffffffu};
 }
 
+// These are bytes of eight tokens, of which the first is `left` tokens in front of the row's end: bit i of token e's byte tells
+// whether the token i before e, which may be behind the end, sees by its tap i what lies width - 1 tokens before e. So the byte
+// has the taps by which token e completes dx.
+template <int kWidth>
+constexpr uint64_t later_taps_past_end() {
+    uint64_t bytes = 0;
+    for (int e = 0; e < 8; ++e)
+        for (int i = e + 1; i < kWidth; ++i) bytes |= uint64_t{1} << (e * 8 + i);
+    return bytes;
+}
+template <int kWidth>
+HIPCONV_INLINE uint64_t later_taps_of_row(int32_t left) {
+    constexpr uint64_t kPastEnd = later_taps_past_end<kWidth>();
+    if (left >= 8) return kTapsInside<kWidth>;
+    if (left <= 0) return left > -8 ? kPastEnd >> -left * 8 : 0;
+    return (kTapsInside<kWidth> & ((uint64_t{1} << left * 8) - 1)) | kPastEnd << left * 8;
+}
+
+// The same bytes of four tokens, made of the taps of these and of the eight before them, the first of which are in `far`.
+HIPCONV_INLINE uint32_t later_taps_of_four(uint32_t far, uint32_t near, uint32_t own) {
+    uint32_t word = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+        const int bits = (e + 1) * 8;
+        const uint32_t last = static_cast<uint32_t>((uint64_t{own} << 32 | near) >> bits);
+        const uint32_t first = static_cast<uint32_t>((uint64_t{near} << 32 | far) >> bits);
+        uint32_t byte = (last & 0x01020408u) | (first & 0x10204080u);
+        byte |= byte >> 16;
+        byte |= byte >> 8;
+        word |= (byte & 0xffu) << e * 8;
+    }
+    return word;
+}
+
 // The words around the taps of the tokens of a row. (AMD's compiler keeps an array of three in memory.)
 struct TapWords {
     uint32_t first, second, third;

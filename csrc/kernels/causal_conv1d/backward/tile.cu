@@ -30,7 +30,8 @@ bool bwd_is_thin(const CausalConv1dBwdParams& p, int seqlen) {
     const int size = element_bytes(p.in.dtype), width = p.in.width;
     const bool has_pairs = size == 4 || bwd_vectors_are_aligned(p, 2);
     if (width > 1 && seqlen > 1 && seqlen < kShortRow) {
-        if (bwd_has_states(p) || !bwd_tile_sees_blocks(width, size, !has_pairs)) return false;
+        const bool was_faster = bwd_tile_sees_blocks(width, !has_pairs) && width != 4 && (width < 8 || size == 2);
+        if (bwd_has_states(p) || !was_faster) return false;
         if (size == 2 && width <= kShortFilter && p.in.dim > kFewChannels) return false;
     }
     if (size == 4 || p.in.dim <= kVeryFewChannels) return true;
@@ -175,14 +176,17 @@ BwdTileCall bwd_tile_call(const BwdTileWalk& walk) {
     plan.dx_step = p.dx.seqlen_stride * bytes;
     while (1u << plan.log2_channels < shape.lanes * static_cast<unsigned>(channels)) ++plan.log2_channels;
     const auto flag = [](bool set, BwdTileFlags value) { return set ? value : 0u; };
-    plan.flags = flag(p.in.use_silu, kBwdSilu) | flag(p.in.seq_idx.data || walk.period, kBwdTaps) |
-                 flag(p.in.initial_states.data, kBwdInitial) | flag(p.dinitial_states.data, kBwdGivesInitial) |
-                 flag(p.dfinal_states.data, kBwdFinal) |
-                 flag(p.in.batch > 1 && bwd_least_bytes(p, &Sequences::batch_stride) < kBwdGranule, kBwdAllRowsEnd) |
-                 flag(p.in.dim % channels == 0 && parameters_are_packed(p.in), kBwdPacked) |
-                 flag(bwd_vectors_are_aligned(p, p.in.x, channels), kBwdXHasVectors) |
-                 flag(bwd_vectors_are_aligned(p, p.dout, channels), kBwdDoutHasVectors) |
-                 flag(bwd_vectors_are_aligned(p, p.dx, channels), kBwdDxHasVectors);
+    plan.flags =
+        flag(p.in.use_silu, kBwdSilu) | flag(p.in.seq_idx.data || walk.period, kBwdTaps) |
+        flag(p.in.initial_states.data, kBwdInitial) | flag(p.dinitial_states.data, kBwdGivesInitial) |
+        flag(p.dfinal_states.data, kBwdFinal) |
+        flag(p.in.batch > 1 && bwd_least_bytes(p, &Sequences::batch_stride) < kBwdGranule, kBwdAllRowsEnd) |
+        flag(p.in.dim % channels == 0 && parameters_are_packed(p.in), kBwdPacked) |
+        flag(bwd_vectors_are_aligned(p, p.in.x, channels), kBwdXHasVectors) |
+        flag(bwd_vectors_are_aligned(p, p.dout, channels), kBwdDoutHasVectors) |
+        flag(bwd_vectors_are_aligned(p, p.dx, channels), kBwdDxHasVectors) |
+        flag(bwd_ids_are_quads(p.in) && (walk.period == 0 || (walk.period % 4 == 0 && p.in.seq_idx.batch_stride % 4 == 0)),
+             kBwdIdsInQuads);
     return call;
 }
 

@@ -16,8 +16,10 @@
 // Blocks of which all taps count take a path that checks none (steady). Where memory is copied past the registers, it also has
 // the first block of a run, which stores nothing of its halo, and the last one, which sums nothing: short runs, of small
 // problems, have few others. Other blocks check of each token whether to load, sum and store, and of each tap whether it
-// counts (checked); but thin lanes look at taps alone in blocks that complete no gradient of a state. A byte a token has the
-// taps that count: where rows hold several sequences, the lanes of a run make these bytes in LDS before they walk it.
+// counts (checked); but thin lanes and those of aligned vectors look at taps alone in blocks that complete no gradient of a
+// state (seen). A byte a token has the taps that count, and for blocks that look at taps alone another one has those by which
+// the token completes dx, so that each sets its conditions at once: where rows hold several sequences, the lanes of a run make
+// these bytes in LDS before they walk it.
 //
 // A block of threads adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
 //
@@ -76,8 +78,19 @@ HIPCONV_INLINE constexpr int bwd_tile_lds() {
     return sums > moved ? sums : moved;
 }
 
+// Tells whether a path is there for blocks that look at taps alone: for aligned vectors of two taps it was no faster.
+template <int kWidth, BwdTileMoves kMoves>
+constexpr bool kBwdSeesBlocks = kMoves == BwdTileMoves::vectors ? kWidth > 2
+                                : kMoves >= BwdTileMoves::pairs ? bwd_tile_sees_blocks(kWidth, kMoves == BwdTileMoves::halves)
+                                                                : false;
+
+template <int kWidth, BwdTileMoves kMoves>
+HIPCONV_INLINE constexpr int bwd_tile_tap_lds() {  // words
+    return kBwdTileTapWords * (kBwdSeesBlocks<kWidth, kMoves> ? 2 : 1);
+}
+
 template <typename T, int kWidth, BwdTileMoves kMoves>
-__device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* lds, uint8_t* taps_of_tokens) {
+__device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* lds, uint32_t* taps_of_tokens) {
     const CausalConv1dBwdParams& p = call.p;
     const BwdTilePlan& plan = call.plan;
     constexpr bool kStaged = bwd_tile_stages(kMoves), kAligned = kMoves == BwdTileMoves::vectors;
@@ -116,6 +129,10 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
     const int tokens = !active ? -kPast : left < plan.run ? left : plan.run;
     const int stop = tokens + kPast, loaded = stop < left ? stop : left;
 
+    // The same as `left`, where a lane is active: aligned vectors have no register for it.
+    const auto left_again = [&]() {
+        return kAligned ? first_parameter_again(call).p.in.seqlen - static_cast<int>(begin) : left;
+    };
     const auto base = [&](const Sequences& s, int64_t step) {
         return static_cast<char*>(s.data) + (int64_t{b} * s.batch_stride + d) * static_cast<int64_t>(sizeof(T)) +
                int64_t{begin} * step;
@@ -131,6 +148,11 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
     // Channel c at a column of a state, of any strides.
     const auto state = [&](const Sequences& s, int column, int c) -> T& {
         int row = static_cast<int>(b), channel = static_cast<int>(d) + c;
+        if constexpr (kAligned) {  // no register has the channel until then
+            int lane = static_cast<int>(threadIdx.x);
+            from_here_on(lane);
+            channel = (static_cast<int>(blockIdx.x * blockDim.x) + lane) * kChannels + c;
+        }
         from_here_on(row);
         from_here_on(channel);
         return global_pointer<T>(
@@ -183,9 +205,10 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
     };
     // Copies the block of tokens from t on into a stage.
     const auto copy_block = [&](int t, int stage) {
+        const int in_row = left_again(), until = !kAligned ? whole : stop < in_row ? stop : in_row;
 #pragma unroll
         for (int j = 0; j < kBlock; ++j) {
-            if (t + j < whole) {
+            if (t + j < until) {
                 copy(stage + 2 * j * kSlot, x);
                 copy(stage + (2 * j + 1) * kSlot, dout);
             }
@@ -294,25 +317,79 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
     }
 
     // The bytes of the tokens that this run visits: bit i is set if the token's tap i sees an input; none is, if it is padding.
-    uint8_t* const bytes = taps_of_tokens + threadIdx.y * (plan.run + kPast);
+    // They lie in words of four tokens, of which the first begins at a multiple of four. Where blocks look at taps alone, other
+    // words have the taps by which a token completes dx (taps.h).
+    constexpr bool kSeesBlocks = kBwdSeesBlocks<kWidth, kMoves>;
+    const int tap_words = bwd_tile_tap_words(plan.run + kPast), lead = kHasPredicates ? static_cast<int>(begin & 3) : 0;
+    constexpr int kLaterTaps = kSeesBlocks ? kBwdTileTapWords : 0;
+    const int first_tap = static_cast<int>(threadIdx.y) * tap_words * 4 + lead;  // a byte's place
     if (has(kBwdTaps)) {
         const uint32_t period = plan.period;
-        for (int t = static_cast<int>(threadIdx.x); t < plan.run + kPast; t += static_cast<int>(blockDim.x)) {
-            const CausalConv1dInputs& in = again().in;
-            const int64_t position = int64_t{begin} + t;
-            uint32_t byte = 0;
-            if (below(b, in.batch) && position < in.seqlen) {
-                const uint32_t row = period ? static_cast<uint32_t>(position) / period : b;
-                const int64_t place = period ? static_cast<uint32_t>(position) - row * period : position;
-                byte = bwd_taps_of_token<kWidth>(in, row, place);
+        const auto place_in = [&](uint32_t row, int64_t position) {
+            return static_cast<int32_t>(position) - static_cast<int32_t>(row * period);
+        };
+        uint32_t* const own_words = taps_of_tokens + static_cast<int>(threadIdx.y) * tap_words;
+        // Four tokens may be of several sequences, and are in most words where these are short. AMD has no scalar registers for
+        // what serves four.
+        constexpr uint32_t kShortPeriod = 64;
+        if (!kHasPredicates || (period % 4 != 0 && period < kShortPeriod)) {
+            const int count = kHasPredicates ? tap_words * 4 : plan.run + kPast;
+            for (int t = static_cast<int>(threadIdx.x); t < count; t += static_cast<int>(blockDim.x)) {
+                const CausalConv1dInputs& in = again().in;
+                const int64_t position = int64_t{begin} - lead + t;
+                uint32_t byte = 0;
+                if (below(b, in.batch) && position < in.seqlen) {
+                    const uint32_t row = period ? static_cast<uint32_t>(position) / period : b;
+                    byte = bwd_taps_of_token<kWidth>(in, row, period ? place_in(row, position) : position);
+                }
+                reinterpret_cast<uint8_t*>(own_words)[t] = static_cast<uint8_t>(byte);
             }
-            bytes[t] = static_cast<uint8_t>(byte);
+        } else {
+            for (int i = static_cast<int>(threadIdx.x); i < tap_words; i += static_cast<int>(blockDim.x)) {
+                const CausalConv1dInputs& in = again().in;
+                const int64_t position = int64_t{begin} - lead + 4 * i;
+                uint32_t word = 0;
+                if (below(b, in.batch) && position < in.seqlen) {
+                    const uint32_t row = period ? static_cast<uint32_t>(position) / period : b;
+                    const int32_t place = period ? place_in(row, position) : static_cast<int32_t>(position);
+                    if (period != 0 && static_cast<uint32_t>(place) + 4 > period) {
+#pragma unroll 1
+                        for (int e = 0; e < 4 && position + e < in.seqlen; ++e) {
+                            const uint32_t own = static_cast<uint32_t>(position + e) / period;
+                            word |= bwd_taps_of_token<kWidth>(in, own, place_in(own, position + e)) << e * 8;
+                        }
+                    } else if (!in.seq_idx.data)
+                        word = static_cast<uint32_t>(taps_of_row<4, kWidth>(place, static_cast<int32_t>(period), false).bytes);
+                    else if (has(kBwdIdsInQuads))
+                        word = bwd_taps_of_quad<kWidth>(in, row, place);
+                    else
+                        word = bwd_taps_of_four<kWidth, kHasPredicates>(in, row, place);
+                }
+                own_words[i] = word;
+            }
         }
         __syncthreads();
+        if constexpr (kSeesBlocks) {
+            for (int i = static_cast<int>(threadIdx.x); i < tap_words; i += static_cast<int>(blockDim.x)) {
+                const uint32_t far = i > 1 ? own_words[i - 2] : 0, near = i > 0 ? own_words[i - 1] : 0;
+                own_words[kLaterTaps + i] = later_taps_of_four(far, near, own_words[i]);
+            }
+            __syncthreads();
+        }
     }
+    const auto byte_of_taps = [&](int t) -> uint32_t {
+        return reinterpret_cast<const uint8_t*>(taps_of_tokens)[first_tap + t];
+    };
+    // The bytes of eight tokens from t on.
+    const auto eight_at = [&](const uint32_t* words, int t) {
+        const uint32_t* const from = words + (first_tap + t) / 4;
+        const int bits = ((first_tap + t) & 3) * 8;
+        const uint32_t first = static_cast<uint32_t>((uint64_t{from[1]} << 32 | from[0]) >> bits);
+        return uint64_t{static_cast<uint32_t>((uint64_t{from[2]} << 32 | from[1]) >> bits)} << 32 | first;
+    };
     constexpr uint32_t kAllTaps = (1u << kWidth) - 1;
     const auto taps_of = [&](int t) -> uint32_t {
-        if (has(kBwdTaps)) return bytes[t];
+        if (has(kBwdTaps)) return byte_of_taps(t);
         const int64_t position = int64_t{begin} + t;
         if (position >= p.in.seqlen) return 0;
         const bool sees_all = position >= kPast || has(kBwdInitial);
@@ -345,7 +422,7 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
     // earlier bits up by kWidth.
     using Taps = std::conditional_t<kWidth <= 5, uint32_t, uint64_t>;
     Taps taps = 0;
-    int stage = 0, next_stage = (kStages - 1) * kStage;  // in LDS: that of this block, and that of the next one to copy
+    int stage = 0;  // of this block in LDS; the next one to copy takes that of the block before
 
     // The halos of a steady block: the tokens in front of the run, whose dx is not the run's, are in its first block, and those
     // behind it, which its neighbour sums, are its last block.
@@ -358,9 +435,11 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
     using Seen = std::integral_constant<int, kBwdSeen>;
     using Steady = std::integral_constant<int, kBwdSteady>;
     using Behind = std::integral_constant<int, kBwdBehind>;
+    uint64_t own_of_block = 0, sums_of_block = 0, later_of_block = 0;  // bytes of taps, of a block that looks at these alone
     const auto step = [&](auto checked, int t, int j, int slot) {
         constexpr bool kChecked = decltype(checked)::value == kBwdChecked, kBehind = decltype(checked)::value == kBwdBehind;
-        constexpr bool kSeen = decltype(checked)::value == kBwdSeen, kLooks = kChecked || kSeen;
+        constexpr bool kSeen = decltype(checked)::value == kBwdSeen;
+        using Bits = TapsOfBits<8, kWidth>;
         Value g;
         if constexpr (kStaged) {
             inputs[slot] = Channels::template unpack<T>(copied(stage + 2 * j * kSlot, x_in_granule));
@@ -381,9 +460,20 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
             x += plan.x_step;
             dout += plan.dout_step;
         }
-        uint32_t own_taps = kLooks && (kChecked || t < stop) ? taps_of(t) : kSeen ? 0 : kAllTaps;
-        if (kLooks) taps = taps << kWidth | own_taps;
-        const auto counts = [&](int i) { return !kLooks || (own_taps >> i & 1); };
+        // Lanes of four channels have no registers for the bytes of a block.
+        constexpr bool kSeenInBits = kSeen && !kStaged, kSeenInBytes = kSeen && kStaged;
+        const uint32_t own_taps = kChecked ? taps_of(t) : kSeenInBytes ? byte_of_taps(t) : kAllTaps;
+        if (kChecked) taps = taps << kWidth | own_taps;
+        const auto counts = [&](int i) {
+            return kSeenInBits ? Bits{own_of_block}.sees(j, i) : !(kChecked || kSeenInBytes) || (own_taps >> i & 1) != 0;
+        };
+        const uint32_t later_taps = kSeenInBytes ? byte_of_taps(kLaterTaps * 4 + t) : 0;
+        // A neighbour sums over tokens behind the run. (The addition of zero makes NVIDIA's compiler set all conditions of a
+        // byte at once again.)
+        const uint32_t summed_taps = kSeenInBytes ? (t < tokens ? own_taps : 0) + (kWidth > 6 ? threadIdx.z : 0) : 0;
+        const auto sums_count = [&](int i) {
+            return kSeenInBits ? Bits{sums_of_block}.sees(j, i) : kSeenInBytes ? (summed_taps >> i & 1) != 0 : counts(i);
+        };
 
         const auto sum_and_derivative = [&]() {
             Value sum = bias;
@@ -398,24 +488,24 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
         } else if (!kChecked || has(kBwdSilu)) {
             g = sum_and_derivative();
         }
-        if (!counts(kPast)) g = Channels::all(0.0f);  // after the row, or padding
+        if (kChecked && !counts(kPast)) g = Channels::all(0.0f);  // after the row, or padding
         gradients[slot] = g;
-        if (kSeen) {
-            if (t >= tokens) own_taps = 0;            // a neighbour sums over it
-            if (kWidth > 6) own_taps += threadIdx.z;  // 0: NVIDIA's compiler sets all conditions of a byte at once again
-        }
-        if (kSeen ? counts(kPast) : kChecked ? t < tokens : !(kBehind || (kStaged && behind))) {
+        if (kSeen ? sums_count(kPast) : kChecked ? t < tokens : !(kBehind || (kStaged && behind))) {
             dbias = add(dbias, g);
 #pragma unroll
             for (int i = 0; i < kWidth; ++i)
-                if (counts(i)) dweight[i] = multiply_add(g, inputs[(slot + 1 + i) % kWidth], dweight[i]);
+                if (sums_count(i)) dweight[i] = multiply_add(g, inputs[(slot + 1 + i) % kWidth], dweight[i]);
         }
 
         Value result = Channels::all(0.0f);
+        const auto completes = [&](int i) {
+            if (kSeenInBits) return Bits{later_of_block}.sees(j, i);
+            if (kSeenInBytes) return (later_taps >> i & 1) != 0;
+            return !kChecked || (taps >> i * (kWidth + 1) & 1) != 0;
+        };
 #pragma unroll
         for (int k = 0; k < kWidth; ++k)
-            if (!kLooks || (taps >> (kPast - k) * (kWidth + 1) & 1))
-                result = multiply_add(weight[kPast - k], gradients[(slot + 1 + k) % kWidth], result);
+            if (completes(kPast - k)) result = multiply_add(weight[kPast - k], gradients[(slot + 1 + k) % kWidth], result);
         if (kChecked && has(kBwdFinal)) {
             // The final state's gradient is added to those of the inputs that it holds.
             const CausalConv1dBwdParams& params = again();
@@ -423,7 +513,7 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
             if (column >= 0 && column < kPast && final_state_counts(params.in, b, position))
                 result = add(result, value_of_state(params.dfinal_states, column));
         }
-        if (kChecked ? t >= kPast : !(kStaged && in_front && j < kPast)) {
+        if (kChecked ? t >= kPast : kSeen && kStaged ? t < stop && t >= kPast : !(kStaged && in_front && j < kPast)) {
             const Vector vector = Channels::template pack<T>(result);
             if constexpr (kThin) {
                 if (!kChecked)
@@ -464,7 +554,7 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
             store_all([&](const Vector& vector) { store_part<T, kChannels>(global_pointer<T>(dx), 0, channels, vector); });
     };
     // The block behind the run has kPast tokens, if the run has whole blocks and the row goes on for as long.
-    const auto is_behind = [&](int t) { return kHasEnds && kPast > 0 && t == tokens && stop <= left; };
+    const auto is_behind = [&](int t) { return kHasEnds && kPast > 0 && t == tokens && stop <= left_again(); };
     // Blocks of the steady path have all their tokens, after the first kPast, and so have those that are loaded meanwhile. The
     // first block of a row is another matter: its taps may reach in front of it.
     const auto has_all_tokens = [&](int t) {
@@ -476,21 +566,42 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
     const auto has_all_taps = [&](int t) {
         if (!has(kBwdTaps)) return true;  // but in a block that is not steady
         const int count = t + kBlock <= tokens ? kBlock : is_behind(t) ? kPast : 0;
-        uint32_t all = count ? kAllTaps : 0;
+        if constexpr (!kHasPredicates) {
+            uint32_t seen_by_all = count ? kAllTaps : 0;
 #pragma unroll
-        for (int j = 0; j < kBlock; ++j)
-            if (j < count) all &= bytes[t + j];
-        return all == kAllTaps;
+            for (int j = 0; j < kBlock; ++j)
+                if (j < count) seen_by_all &= byte_of_taps(t + j);
+            return seen_by_all == kAllTaps;
+        }
+        const uint64_t all = count >= 8 ? ~uint64_t{0} : (uint64_t{1} << count * 8) - 1;
+        return count > 0 && ((eight_at(taps_of_tokens, t) ^ kTapsInside<kWidth>)&all) == 0;
+    };
+    const auto look_at_block = [&](int t) {
+        const int32_t position = static_cast<int32_t>(begin) + t, seqlen = p.in.seqlen, count = tokens - t;
+        if (has(kBwdTaps)) {
+            own_of_block = eight_at(taps_of_tokens, t);
+            later_of_block = eight_at(taps_of_tokens + kLaterTaps, t);
+        } else {
+            own_of_block = taps_of_row<8, kWidth>(position, seqlen, has(kBwdInitial)).bytes;
+            later_of_block = later_taps_of_row<kWidth>(seqlen - position);
+        }
+        // A neighbour sums over the tokens behind the run.
+        sums_of_block = count >= 8 ? own_of_block : count > 0 ? own_of_block & ((uint64_t{1} << count * 8) - 1) : 0;
+    };
+    // The masks as a checked block finds them, after blocks that do not keep them.
+    const auto look_back = [&](int t) {
+        taps = 0;
+#pragma unroll 1
+        for (int i = t < kPast ? t : kPast; i > 0; --i) taps = taps << kWidth | taps_of(t - i);
     };
     // Tells whether a block completes gradients of a state.
     const auto sees_states = [&](int t) {
-        return (has(kBwdGivesInitial) && begin == 0 && t < kPast) || (has(kBwdFinal) && t + kBlock > left);
+        return (has(kBwdGivesInitial) && begin == 0 && t < kPast) || (has(kBwdFinal) && t + kBlock > left_again());
     };
     // Where rings are long, one body does all checked tokens, in slot 0, and the rings move on behind it: as many bodies as
     // slots are more than the caches of instructions hold. After whole turns, tokens are in the slots where the steady path
     // looks for them.
     constexpr bool kRingsMove = kStaged && kWidth >= 6;
-    constexpr bool kSeesBlocks = kThin && bwd_tile_sees_blocks(kWidth, static_cast<int>(sizeof(T)), kHalves);
     bool had_all = kHasEnds;           // whether all taps of the block before count, or dx of none of its tokens is the run's
     const int end = plan.run + kPast;  // lanes wait for each other
     for (int t = 0; t < end; t += kBlock) {
@@ -528,7 +639,7 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
         if constexpr (kStaged) {
             wait_for_copies<kStages - 2>();
             if (!kAligned) sync_wave();
-            copy_block(t + (kStages - 1) * kBlock, next_stage);
+            copy_block(t + (kStages - 1) * kBlock, (stage == 0 ? kStages * kStage : stage) - kStage);
             close_copies();
         }
         flags = first_parameter_again(call).plan.flags;
@@ -553,13 +664,15 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
                 if (kHasEnds || !has_all_tokens(t + kBlock) || !has_all_taps(t + kBlock)) break;
             }
             taps = static_cast<Taps>(-1);  // all taps of these tokens count
-        } else if (kSeesBlocks && t < stop && !sees_states(t)) {
+        } else if (kSeesBlocks && t < stop && !sees_states(t) && (!kStaged || has(kBwdTaps))) {
             if constexpr (kSeesBlocks) {
+                if (!kStaged) look_at_block(t);
 #pragma unroll
                 for (int j = 0; j < kBlock; ++j) step(Seen{}, t + j, j, j % kWidth);
                 if constexpr (kThin) store_block(t == 0 ? kPast : 0, stop - t < kBlock ? stop - t : kBlock);
             }
         } else if constexpr (kRingsMove) {
+            if constexpr (kSeesBlocks) look_back(t);
 #pragma unroll 1
             for (int j = 0; j < kBlock && t + j < stop; ++j) {
                 step(Checked{}, t + j, j, 0);
@@ -569,13 +682,13 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
                 for (int i = 1; i < kWidth; ++i) gradients[i] = gradients[(i + 1) % kWidth];
             }
         } else {
+            if constexpr (kSeesBlocks) look_back(t);
 #pragma unroll
             for (int j = 0; j < kBlock; ++j)
                 if (t + j < stop) step(Checked{}, t + j, j, j % kWidth);
         }
         had_all = has_all;
         stage = stage + kStage == kStages * kStage ? 0 : stage + kStage;
-        next_stage = next_stage + kStage == kStages * kStage ? 0 : next_stage + kStage;
     }
 
     // ---- dweight and dbias of the block -------------------------------------------------------------------------------------
@@ -592,7 +705,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
                                     : kAligned  ? BwdTileMoves::vectors
                                                 : BwdTileMoves::granules;
     HIPCONV_SHARED(Words2, lds, (bwd_tile_lds<T, kWidth, kMoves>() / 8));
-    HIPCONV_SHARED(uint8_t, taps_of_tokens, kBwdTileTapBytes);
+    HIPCONV_SHARED(uint32_t, taps_of_tokens, (bwd_tile_tap_lds<kWidth, kMoves>()));
     bwd_tile_walk<T, kWidth, kMoves>(call, lds, taps_of_tokens);
 }
 
@@ -602,7 +715,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_thin_blocks(kWid
     causal_conv1d_bwd_tile_pairs_kernel(BwdTileCall call) {
     constexpr BwdTileMoves kMoves = kHalves ? BwdTileMoves::halves : BwdTileMoves::pairs;
     HIPCONV_SHARED(Words2, lds, (bwd_tile_lds<T, kWidth, kMoves>() / 8));
-    HIPCONV_SHARED(uint8_t, taps_of_tokens, kBwdTileTapBytes);
+    HIPCONV_SHARED(uint32_t, taps_of_tokens, (bwd_tile_tap_lds<kWidth, kMoves>()));
     bwd_tile_walk<T, kWidth, kMoves>(call, lds, taps_of_tokens);
 }
 

@@ -13,6 +13,9 @@ constexpr int kBwdTileRows = 32;     // the most rows that a block has
 constexpr int kBwdTileMaxRun = 128;  // tokens
 constexpr int kBwdTileMinRun = 8;
 constexpr int kBwdTileTapBytes = 2048;  // for the taps of the tokens of a block's runs
+// A run has words of four tokens' taps from a multiple of four on, and zeros behind, so that eight tokens may be looked at.
+HIPCONV_INLINE constexpr int bwd_tile_tap_words(int tokens) { return (tokens + 17) / 4; }
+constexpr int kBwdTileTapWords = kBwdTileTapBytes / 4 + 5 * kBwdTileRows;
 
 // Tells whether x and dout come to a lane through LDS; elsewhere a lane loads the tokens ahead into registers.
 constexpr bool kBwdStages = kCopiesPastRegisters;
@@ -43,11 +46,8 @@ HIPCONV_INLINE constexpr int bwd_tile_thin_blocks(int width, int element_bytes, 
     return halves && (width <= 4 || width == 6) ? blocks - 1 : blocks;
 }
 
-// Tells whether thin lanes look at taps alone in blocks that see no state, where there are registers for it. (At width 4 it was
-// slower.)
-HIPCONV_INLINE constexpr bool bwd_tile_sees_blocks(int width, int element_bytes, bool halves) {
-    return width >= (halves ? 2 : 3) && width != 4 && (width < 8 || element_bytes == 2);
-}
+// Tells whether thin lanes look at taps alone in blocks that see no state. (Pairs of two taps were no faster.)
+HIPCONV_INLINE constexpr bool bwd_tile_sees_blocks(int width, bool halves) { return width >= (halves ? 2 : 3); }
 
 // A block is blockDim.x lanes by blockDim.y rows; a row is one run of tokens. Where a sequence has fewer runs than the block
 // has rows, the block takes several sequences. Short sequences that follow each other in memory are one row, in which the bytes
@@ -76,6 +76,7 @@ enum BwdTileFlags : uint32_t {
     kBwdXHasVectors = 128,
     kBwdDoutHasVectors = 256,
     kBwdDxHasVectors = 512,
+    kBwdIdsInQuads = 1024,  // bwd_taps_of_quad serves
 };
 
 struct BwdTileCall {  // the kernel's parameter, which it reads again (device/arch.h) rather than keep it in registers
