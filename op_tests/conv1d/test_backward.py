@@ -191,6 +191,13 @@ def test_whole_rows_of_sequences_and_states(device: torch.device, width: int) ->
             assert (wrong := wrong_gradients(inputs, inputs.gradients())) is None, f"{case}: {wrong}"
 
 
+def test_many_short_rows_with_states(device: torch.device) -> None:
+    """These have fewer lanes a row than few rows of the same length."""
+    case = Case(16, 128, 250, 4, torch.float32, has_bias=True, use_silu=True, layout="channel_first", has_initial=True)
+    inputs = case.inputs(device)
+    assert (wrong := wrong_gradients(inputs, inputs.gradients())) is None, f"{case}: {wrong}"
+
+
 @pytest.mark.parametrize("width", range(1, 9))
 def test_channels_at_every_alignment(device: torch.device, width: int) -> None:
     """Rows of channels that are not four at a time, each tensor at an address and with gaps of its own: pairs of channels that
