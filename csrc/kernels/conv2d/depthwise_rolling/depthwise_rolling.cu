@@ -15,8 +15,6 @@ namespace hipconv {
 
 namespace {
 
-int64_t reach_of(int64_t taps, int64_t dilation) { return (taps - 1) * dilation + 1; }
-
 // Tells whether pairs of columns are words of memory in all rows.
 bool has_words(const Image& image, const Conv2dParams& p, int64_t channels, int64_t height, int64_t width) {
     return reinterpret_cast<uintptr_t>(image.data) % 4 == 0 && width % 2 == 0 && multiple_of(image.batch_stride, p.batch, 2) &&

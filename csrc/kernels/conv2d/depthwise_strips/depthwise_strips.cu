@@ -14,8 +14,6 @@ namespace hipconv {
 
 namespace {
 
-int64_t reach_of(int64_t taps, int64_t dilation) { return (taps - 1) * dilation + 1; }
-
 // Sets how a block of so many strips uses LDS; returns its bytes, or more than there are if its threads have too few loads.
 template <typename Shape>
 int64_t use_lds(StripsParams& g, int64_t block_strips, int64_t threads, int64_t stride) {

@@ -23,6 +23,9 @@ inline bool begins_at_multiples(const Image& image, int64_t count, int64_t rows,
            multiple_of(image.column_stride, columns, of);
 }
 
+// Rows or columns from a filter's first tap to its last.
+inline int64_t reach_of(int64_t taps, int64_t dilation) { return (taps - 1) * dilation + 1; }
+
 // Tells whether a tap of some output may lie outside the image.
 inline bool pads(const Conv2dParams& p) {
     const auto behind = [](int64_t outputs, int64_t stride, int64_t padding, int64_t taps, int64_t dilation, int64_t size) {
