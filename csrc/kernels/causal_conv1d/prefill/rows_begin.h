@@ -168,6 +168,19 @@ struct WindowsAhead {
                         WindowOfSlot<T, 2>::slot_bytes(static_cast<uint32_t>(slot), again),
                     in_slot >= 0 && slot != kNoSlot);
     }
+    // A row of lanes makes each `rows`-th start: these ask for the states of its first ones, and then a few behind each.
+    HIPCONV_INLINE void ask_first(const BeginInTile* found, int row, int rows, int count) const {
+        if (!kPrefetches || count <= rows) return;
+#pragma unroll
+        for (int k = 1; k < kAhead; ++k)
+            if (row + k * rows < count) ask(found[row + k * rows].read_slot);
+    }
+    HIPCONV_INLINE void ask_behind(const BeginInTile* found, int start, int rows, int count) const {
+        if (kPrefetches && start + kAhead * rows < count) ask(found[start + kAhead * rows].read_slot);
+    }
+
+  private:
+    static constexpr int kAhead = 3;
 };
 
 // Makes `count` starts of sequences of the span that begins with token `begin`, or a row's share of them, which has one. The
@@ -200,12 +213,7 @@ __device__ __forceinline__ void make_row_begins(const StagedCall& call, const Be
     for (int i = 0; i < kWidth; ++i) weights[i] = own_taps[i];
 
     const WindowsAhead<T> ahead(call, first_channel, channel, kPrefetches && count > kRows);
-    constexpr int kAhead = 3;
-    if (kPrefetches && count > kRows) {
-#pragma unroll
-        for (int k = 1; k < kAhead; ++k)
-            if (row + k * kRows < count) ahead.ask(found[row + k * kRows].read_slot);
-    }
+    ahead.ask_first(found, row, kRows, count);
 #pragma unroll 1
     for (int k = row; k < count; k += kRows) {
         const BeginInTile s = found[k];
@@ -217,7 +225,7 @@ __device__ __forceinline__ void make_row_begins(const StagedCall& call, const Be
             in_a_register(window[i]);
         }
         if (k + kRows < count) windows.ask(found[k + kRows].read_slot, state);
-        if (kPrefetches && k + kAhead * kRows < count) ahead.ask(found[k + kAhead * kRows].read_slot);
+        ahead.ask_behind(found, k, kRows, count);
         const int first = s.begin - begin, firsts_end = first + (s.length < past ? s.length : past);
         if (s.length == 0 || firsts_end <= 0 || firsts_end > kSpan) continue;  // another span's
         const T* const inputs = x_line + first;

@@ -147,12 +147,7 @@ __device__ __forceinline__ void make_begins_of_pairs(const StagedCall& call, con
     if (kTapsAtOnce == kWidth) bring_taps(0, weights);
 
     const WindowsAhead<T> ahead(call, first_channel, lane, kPrefetches && count > kRows);
-    constexpr int kAhead = 3;
-    if (kPrefetches && count > kRows) {
-#pragma unroll
-        for (int k = 1; k < kAhead; ++k)
-            if (row + k * kRows < count) ahead.ask(found[row + k * kRows].read_slot);
-    }
+    ahead.ask_first(found, row, kRows, count);
 #pragma unroll 1
     for (int k = row; k < count; k += kRows) {
         const BeginInTile s = found[k];
@@ -160,7 +155,7 @@ __device__ __forceinline__ void make_begins_of_pairs(const StagedCall& call, con
         uint32_t window[2 * kPast];  // and the first inputs
         windows.take(state, has_state, window);
         if (k + kRows < count) windows.ask(found[k + kRows].read_slot, state);
-        if (kPrefetches && k + kAhead * kRows < count) ahead.ask(found[k + kAhead * kRows].read_slot);
+        ahead.ask_behind(found, k, kRows, count);
         const int firsts = s.length < past ? s.length : past;
         const auto first = [&](int c) { return s.begin - begins[c]; };
         bool own[2];  // or another span's

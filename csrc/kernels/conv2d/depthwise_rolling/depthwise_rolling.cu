@@ -56,8 +56,9 @@ int64_t segments_of(const RollingParams& g, int64_t of_images) {
     int64_t least = (waves / resident * resident * in_rounds + (rest > 0 ? larger(alone, rest * in_rounds) : 0)) *
                     (ceil_of(height, best) + halo + 2);
     for (int64_t segments = 1; segments <= 32 && segments <= height; ++segments) {
-        if (waves_of_unit(segments) > resident) break;
-        const int64_t time = larger(alone, waves_of_unit(segments) * each) * (ceil_of(height, segments) + halo + 4);
+        const int64_t at_once = waves_of_unit(segments);
+        if (at_once > resident) break;
+        const int64_t time = larger(alone, at_once * each) * (ceil_of(height, segments) + halo + 4);
         if (time < least) least = time, best = segments;
     }
     return best;
