@@ -131,6 +131,37 @@ def test_the_second_call_packs_nothing(layer: Layer) -> None:
     assert filters._size == 0 and not filters._entries
 
 
+@pytest.mark.parametrize("change", ["forget", "call"])
+def test_weights_may_go_in_the_middle_of_a_change(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in cycles of references go when the collector runs: here, while others are dropped by one thread."""
+    drop = filters._drop
+
+    def collect_and_drop(entry: Any) -> None:
+        gc.collect()
+        drop(entry)
+
+    with environment(**WAYS["simt-wave64"]):
+        others = WAVE64["direct"].inputs()
+        gc.disable()
+        try:
+            for _ in range(4):
+                arguments = WAVE64["implicit_gemm"].inputs()
+                hipconv.conv2d(**arguments)
+                arguments["weight"].cycle = arguments["weight"]
+                del arguments
+            assert len(filters._entries) == 4
+            monkeypatch.setattr(filters, "_drop", collect_and_drop)
+            if change == "forget":
+                filters.forget()
+            else:
+                monkeypatch.setenv(filters.VARIABLE, str(filters._size))
+                hipconv.conv2d(**others)
+        finally:
+            gc.enable()
+        kept = [packed.filters.numel() for entry in filters._entries.values() for packed in entry.by_form.values()]
+        assert len(kept) == (change == "call") and filters._size == sum(kept)
+
+
 def test_a_limit_of_nothing_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with environment(**WAYS["simt-wave64"]):
         arguments = WAVE64["direct"].inputs()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 import os
 import threading
@@ -69,9 +69,43 @@ class recorded:
         _thread.records = self._before
 
 
-_lock = threading.RLock()  # a weak reference's callback may come while it is held
 _entries: OrderedDict[int, _Entry] = OrderedDict()  # by the identity of weight, the one used longest ago first
 _size = 0  # bytes that are kept and do not last
+_gone: deque[tuple[int, weakref.ref]] = deque()  # keys and references of weights that are no more
+
+
+class _Alone:
+    """As long as it lasts, no other thread changes what is kept, and no weak reference's callback does.
+
+    A callback may come at any allocation, in the middle of a change by its own thread. It then leaves its weight to that
+    change's end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if _gone:
+            self.forget_those_gone()
+
+    def forget_those_gone(self) -> None:
+        while _gone and self._lock.acquire(blocking=False):
+            try:
+                while _gone:
+                    key, reference = _gone.popleft()
+                    entry = _entries.get(key)
+                    if entry is not None and entry.weight is reference:
+                        _drop(entry)
+                        del _entries[key]
+            finally:
+                self._lock.release()
+
+
+_alone = _Alone()
 
 
 def _state(weight: Tensor) -> tuple:
@@ -81,11 +115,8 @@ def _state(weight: Tensor) -> tuple:
 
 def _forget(key: int) -> Callable[[weakref.ref], None]:
     def callback(reference: weakref.ref) -> None:
-        with _lock:
-            entry = _entries.get(key)
-            if entry is not None and entry.weight is reference:
-                _drop(entry)
-                del _entries[key]
+        _gone.append((key, reference))
+        _alone.forget_those_gone()
 
     return callback
 
@@ -156,7 +187,7 @@ def packed(weight: Tensor, packing: Packing | None) -> Tensor | None:
     if packing is None:
         return None
     capturing = weight.is_cuda and torch.cuda.is_current_stream_capturing()
-    with _lock:
+    with _alone:
         entry = _known(weight)
         found = None if entry is None else entry.by_form.get(packing.form)
         if found is not None and found.is_lasting:
@@ -185,7 +216,7 @@ def packed(weight: Tensor, packing: Packing | None) -> Tensor | None:
 
 def keep_for_good(weight: Tensor, packings: list[Packing]) -> None:
     """Pack filters whose values never change; the caller waits for the stream, so that every other one may read them."""
-    with _lock:
+    with _alone:
         entry = _known(weight) or _Entry(weight, _state(weight))
         for packing in packings:
             _add(entry, weight, packing, True)
@@ -195,7 +226,7 @@ def forget(weight: Tensor | None = None) -> None:
     """Drop what plain calls keep of filters: of `weight`, or of all.
     Needed only after a change of them that torch does not count.
     """
-    with _lock:
+    with _alone:
         for key, entry in list(_entries.items()):
             if weight is None or entry.weight() is weight:
                 _drop(entry)
