@@ -63,23 +63,13 @@ def test_all_kernel_files_belong_to_a_module() -> None:
     assert {file.relative_to(ROOT) for file in KERNELS} == {source for source in built if source.suffix == ".cu"}
 
 
-# nvcc compiles files in this folder in every run. HIPCONV_TEST_ARCHS=all compiles all.
-ONLY_FOR_NVIDIA = "warpgroup_gemm"
+FOR_NVIDIA = ("-arch=sm_90a", "-DHIPCONV_EARLY_LAUNCHES", "-std=c++17", "-O3")
 
-FOR_NVIDIA = ("-arch=sm_90a", "-DHIPCONV_EARLY_LAUNCHES", "-std=c++17")
-
-# It compiles the host's part of these, too, as g++ reads it, in half of the time: what launches them is not what simt has.
-WITH_HOST_PART = ("warpgroup_gemm.cu",)
-
-
-# Two families have such kernels. conv3d's, whose mainloop is conv2d's, are compiled nightly, and those that gather x, read it
-# in planes or are of float32, which take as long as the other files and differ from them in little.
-NIGHTLY = ("gathered.cu", "planes.cu", "planes_tf32.cu", "split.cu", "tf32.cu")
-FOR_NVCC = [
-    source
-    for source in KERNELS
-    if EVERYTHING or (source.parts[-3:-1] == ("conv2d", ONLY_FOR_NVIDIA) and source.name not in NIGHTLY)
-]
+# Two families have kernels of NVIDIA's cards alone, which neither clang nor simt compiles as they are. nvcc compiles these two
+# files of theirs in every run, and all others nightly: those of conv3d, whose mainloop is conv2d's, and those of conv2d for f16
+# and float32, and that gather x or read it in planes, take as long and differ from them in little.
+IN_EVERY_RUN = [ROOT / "csrc/kernels/conv2d/warpgroup_gemm" / name for name in ("bf16.cu", "warpgroup_gemm.cu")]
+FOR_NVCC = KERNELS if EVERYTHING else IN_EVERY_RUN
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +80,9 @@ def nvidia_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
     includes = [f"-I{ROOT / 'csrc' / place}" for place in ("include", "compat/cuda")]
 
     def compiled(source: Path) -> str:
-        if EVERYTHING or source.name in WITH_HOST_PART:
-            how = ["-O3", "-Xptxas", "-v", "-Xcompiler", "-fsyntax-only", "-c"]
-        else:
-            how = ["-O3", "-Xptxas", "-v", "-cubin"]
-        return run("nvcc", *FOR_NVIDIA, *how, *includes, source, "-o", objects / f"{source.parent.name}-{source.stem}.o")
+        out = objects / f"{source.parent.name}-{source.stem}.o"
+        # The host's part as g++ reads it, which takes half of the time: what launches these kernels is not what simt has.
+        return run("nvcc", *FOR_NVIDIA, "-Xptxas", "-v", "-Xcompiler", "-fsyntax-only", *includes, "-c", source, "-o", out)
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return dict(zip(FOR_NVCC, threads.map(compiled, FOR_NVCC), strict=True))

@@ -190,6 +190,17 @@ BwdTileCall bwd_tile_call(const BwdTileWalk& walk) {
     return call;
 }
 
+auto launcher_of_thin_lanes(const BwdTileCall& call) {
+    switch (call.p.in.dtype) {
+        case DType::f16:
+            return call.has_pairs ? launch_bwd_tile_thin<f16, false> : launch_bwd_tile_thin<f16, true>;
+        case DType::bf16:
+            return call.has_pairs ? launch_bwd_tile_thin<bf16, false> : launch_bwd_tile_thin<bf16, true>;
+        default:
+            return launch_bwd_tile_thin<float, false>;
+    }
+}
+
 }  // namespace
 
 const char* causal_conv1d_bwd_tile_refusal(const CausalConv1dBwdParams& p) {
@@ -223,7 +234,7 @@ void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* workspace
     const BwdTileCall call = bwd_tile_call(walk);
     const int width = walk.p.in.width;
     static_assert(kBwdTileMaxWidth == 8, "the widest has a file, too");
-    const auto launch = call.thin    ? launch_bwd_tile_thin
+    const auto launch = call.thin    ? launcher_of_thin_lanes(call)
                         : width <= 3 ? launch_bwd_tile<3, 1>
                         : width <= 5 ? launch_bwd_tile<5, 4>
                         : width == 6 ? launch_bwd_tile<6, 6>

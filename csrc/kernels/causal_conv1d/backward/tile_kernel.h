@@ -738,26 +738,24 @@ void launch_bwd_tile(const BwdTileCall& call, hipStream_t stream) {
     check_launch("causal_conv1d_bwd");
 }
 
-// The same of thin lanes, for all widths: each type has a file of its own.
-template <typename T, int kWidth = kBwdTileMaxWidth>
-void launch_bwd_tile_thin_of(const BwdTileCall& call, hipStream_t stream) {
+// The same of thin lanes, for all widths: pairs of each type, and halves, have a file of their own.
+template <typename T, bool kHalves, int kWidth = kBwdTileMaxWidth>
+void launch_bwd_tile_thin(const BwdTileCall& call, hipStream_t stream) {
     if constexpr (kWidth > 1) {
-        if (call.p.in.width < kWidth) return launch_bwd_tile_thin_of<T, kWidth - 1>(call, stream);
+        if (call.p.in.width < kWidth) return launch_bwd_tile_thin<T, kHalves, kWidth - 1>(call, stream);
     }
     if constexpr (kBwdStages) {
         const dim3 grid = grid_of(call.groups, call.plan.blocks), block(call.lanes, call.rows, 1);
-        constexpr bool kHalves = sizeof(T) == 2;
-        if (kHalves && !call.has_pairs)
-            HIPCONV_LAUNCH(true, (causal_conv1d_bwd_tile_pairs_kernel<T, kWidth, kHalves>), grid, block, 0, stream, call);
-        else
-            HIPCONV_LAUNCH(true, (causal_conv1d_bwd_tile_pairs_kernel<T, kWidth, false>), grid, block, 0, stream, call);
+        HIPCONV_LAUNCH(true, (causal_conv1d_bwd_tile_pairs_kernel<T, kWidth, kHalves>), grid, block, 0, stream, call);
         check_launch("causal_conv1d_bwd");
     }
 }
 
-void launch_bwd_tile_thin(const BwdTileCall& call, hipStream_t stream);
-extern template void launch_bwd_tile_thin_of<f16>(const BwdTileCall&, hipStream_t);
-extern template void launch_bwd_tile_thin_of<bf16>(const BwdTileCall&, hipStream_t);
+extern template void launch_bwd_tile_thin<float, false>(const BwdTileCall&, hipStream_t);
+extern template void launch_bwd_tile_thin<f16, false>(const BwdTileCall&, hipStream_t);
+extern template void launch_bwd_tile_thin<f16, true>(const BwdTileCall&, hipStream_t);
+extern template void launch_bwd_tile_thin<bf16, false>(const BwdTileCall&, hipStream_t);
+extern template void launch_bwd_tile_thin<bf16, true>(const BwdTileCall&, hipStream_t);
 
 extern template void launch_bwd_tile<5, 4>(const BwdTileCall&, hipStream_t);
 extern template void launch_bwd_tile<6, 6>(const BwdTileCall&, hipStream_t);

@@ -1,4 +1,5 @@
-// The channel-first backward kernel (vector.cu) for rows whose channels are neighbours in x, and tokens in dout and dx.
+// The channel-first backward kernel (vector.cu) for rows whose channels are neighbours in x, and tokens in dout and dx: the
+// instances for f32.
 #include <hip/hip_runtime.h>
 
 #include "vector_kernel.h"

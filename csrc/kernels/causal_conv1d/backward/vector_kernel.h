@@ -536,14 +536,16 @@ void launch_bwd_vector_of(const BwdVectorParams& p, const BwdVectorPlan& plan, d
     }
 }
 
-// The same for the type. Of the form with states, each type has a file of its own.
+// The same for the type. Of two forms each type has a file of its own.
 template <BwdForm kForm>
 void launch_bwd_vector(const BwdVectorParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
     with_dtype(p.in.dtype, [&](auto type) { launch_bwd_vector_of<decltype(type), kForm>(p, plan, grid, block, stream); });
 }
-extern template void launch_bwd_vector_of<f16, BwdForm::any_with_states>(const BwdVectorParams&, const BwdVectorPlan&, dim3,
-                                                                         dim3, hipStream_t);
-extern template void launch_bwd_vector_of<bf16, BwdForm::any_with_states>(const BwdVectorParams&, const BwdVectorPlan&, dim3,
-                                                                          dim3, hipStream_t);
+#define HIPCONV_BWD_VECTOR_OF(T, form) \
+    template void launch_bwd_vector_of<T, BwdForm::form>(const BwdVectorParams&, const BwdVectorPlan&, dim3, dim3, hipStream_t)
+extern HIPCONV_BWD_VECTOR_OF(f16, any_with_states);
+extern HIPCONV_BWD_VECTOR_OF(bf16, any_with_states);
+extern HIPCONV_BWD_VECTOR_OF(f16, across);
+extern HIPCONV_BWD_VECTOR_OF(bf16, across);
 
 }  // namespace hipconv

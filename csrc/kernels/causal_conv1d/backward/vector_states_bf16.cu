@@ -5,7 +5,6 @@
 
 namespace hipconv {
 
-template void launch_bwd_vector_of<bf16, BwdForm::any_with_states>(const BwdVectorParams&, const BwdVectorPlan&, dim3, dim3,
-                                                                   hipStream_t);
+HIPCONV_BWD_VECTOR_OF(bf16, any_with_states);
 
 }  // namespace hipconv

@@ -5,7 +5,6 @@
 
 namespace hipconv {
 
-template void launch_bwd_vector_of<f16, BwdForm::any_with_states>(const BwdVectorParams&, const BwdVectorPlan&, dim3, dim3,
-                                                                  hipStream_t);
+HIPCONV_BWD_VECTOR_OF(f16, any_with_states);
 
 }  // namespace hipconv

@@ -28,11 +28,11 @@ void with_width(int width, F f) {
 
 // The same of kernels that serve two widths each, the even one given and the odd one below it.
 template <int kMostWidth, typename F>
-void with_even_width(DType dtype, int width, F f) {
+void with_even_width(int width, F f) {
     if constexpr (kMostWidth > 2) {
-        if (width <= kMostWidth - 2) return with_even_width<kMostWidth - 2>(dtype, width, f);
+        if (width <= kMostWidth - 2) return with_even_width<kMostWidth - 2>(width, f);
     }
-    with_dtype(dtype, [&](auto type) { f(type, std::integral_constant<int, kMostWidth>{}); });
+    f(std::integral_constant<int, kMostWidth>{});
 }
 
 constexpr int64_t kOffsetLimit = int64_t{1} << 31;  // the limit of a lane's 32-bit byte offset

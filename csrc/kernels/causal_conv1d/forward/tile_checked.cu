@@ -375,14 +375,16 @@ bool causal_conv1d_tile_checked(const CausalConv1dFwdParams& all, hipStream_t st
     const CheckedForm form = form_of(all);
     CausalConv1dFwdParams p = all;
     if (!form.writes_states) p.final_states = {};
-    with_even_width<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
-        using T = decltype(type);
-        constexpr int kWidth = decltype(width)::value, kChannels = lane_bytes(kWidth) / static_cast<int>(sizeof(T));
-        if constexpr (kHasPairs<T, kWidth>) {
-            if (form.pairs) return launch<T, WholeLane<T, 2>, kWidth>(p, form, stream);
-        }
-        if (form.whole) return launch<T, WholeLane<T, kChannels>, kWidth>(p, form, stream);
-        if constexpr (kMayShift<T, kWidth>) launch<T, ShiftedLane<T, kChannels>, kWidth>(p, form, stream);
+    with_even_width<kMaxFastWidth>(p.width, [&](auto width) {
+        with_dtype(p.dtype, [&](auto type) {
+            using T = decltype(type);
+            constexpr int kWidth = decltype(width)::value, kChannels = lane_bytes(kWidth) / static_cast<int>(sizeof(T));
+            if constexpr (kHasPairs<T, kWidth>) {
+                if (form.pairs) return launch<T, WholeLane<T, 2>, kWidth>(p, form, stream);
+            }
+            if (form.whole) return launch<T, WholeLane<T, kChannels>, kWidth>(p, form, stream);
+            if constexpr (kMayShift<T, kWidth>) launch<T, ShiftedLane<T, kChannels>, kWidth>(p, form, stream);
+        });
     });
     return form.writes_states;
 }

@@ -1,4 +1,4 @@
-// This is how the kernel "tile" by way of LDS (tile_lds.cu) cuts tiles out of memory: its plan, and what moves tiles.
+// This is how the kernel "tile" by way of LDS (tile_lds_kernel.h) cuts tiles out of memory: its plan, and what moves tiles.
 #pragma once
 
 #include "../common/launch.h"
@@ -22,6 +22,10 @@ constexpr int kMostTokens = kHasPredicates ? 3200 : 1664;  // of a tile, each se
 constexpr int kMostLds = kInBytes + kOutBytes + kMostTokens + 272;
 template <typename T>
 constexpr int kTileThreadsOf = lds_threads(sizeof(T));
+constexpr int lds_tile_blocks(int width) {  // that a multiprocessor has registers for
+    if (!kHasPredicates) return 2;
+    return width <= 4 ? 8 : width <= 6 ? 7 : 6;
+}
 static_assert(lds_threads(4) * 4 * longest_lds_run(4) <= kInBytes, "a tile of floats has room");
 
 // Memory comes and goes in pieces: an inner axis, channels or tokens, along which elements are neighbours, and if nothing
@@ -73,6 +77,10 @@ struct LdsPlan {
 struct LdsCall : CausalConv1dFwdParams {
     LdsPlan plan;
 };
+
+// Launches the instance for a type and the call's width; `direct` ones read x past LDS. Each type has a file of its own.
+template <typename T>
+void launch_tile_lds(const LdsCall& call, dim3 grid, bool direct, int shared, hipStream_t stream);
 
 // A vector of a piece in memory and in LDS. The piece's bytes are those from `begin` to `end`, counted from there.
 struct LdsVector {

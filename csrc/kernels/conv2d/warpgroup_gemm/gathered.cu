@@ -1,12 +1,11 @@
-// This file has the instances of the warpgroup GEMM whose producer waves gather x.
+// The instances of the warpgroup GEMM whose producer waves gather x.
 #include <hip/hip_runtime.h>
 
 #include "kernel.h"
 
 namespace hipconv {
 
-void launch_warpgroup_gemm_gathered(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream) {
-    launch_warpgroup_gemm<false>(params, tile, units, stream);
-}
+template void launch_warpgroup_gemm<bf16, false>(const WarpgroupGemmParams&, Conv2dTile, int, void*);
+template void launch_warpgroup_gemm<f16, false>(const WarpgroupGemmParams&, Conv2dTile, int, void*);
 
 }  // namespace hipconv

@@ -182,7 +182,7 @@ void launch_warpgroup_kernel(const WarpgroupGemmParams& p, int units, void* stre
     check_launch("conv2d");
 }
 
-template <typename T, int kTileM, int kTileN, bool kByTma, bool kPlanes = false>
+template <typename T, int kTileM, int kTileN, bool kByTma, bool kPlanes>
 void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* stream) {
     const auto launch = [&](auto boxes) {
         constexpr BoxesOf kBoxes = decltype(boxes)::value;
@@ -194,24 +194,14 @@ void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* st
     launch(std::integral_constant<BoxesOf, BoxesOf::none>{});
 }
 
-template <bool kByTma, bool kPlanes = false>
+template <typename T, bool kByTma, bool kPlanes>
 void launch_warpgroup_gemm(const WarpgroupGemmParams& p, Conv2dTile tile, int units, void* stream) {
-    const auto by_type = [&](auto launch_bf16, auto launch_f16) {
-        (p.gemm.conv.dtype == DType::bf16 ? launch_bf16 : launch_f16)(p, units, stream);
-    };
-    if constexpr (kByTma) {
-        if (tile.tile_m == 256)
-            return by_type(launch_warpgroup_instance<bf16, 256, 128, true, kPlanes>,
-                           launch_warpgroup_instance<f16, 256, 128, true, kPlanes>);
-        if (tile.tile_m == 64)
-            return by_type(launch_warpgroup_instance<bf16, 64, 64, true, kPlanes>,
-                           launch_warpgroup_instance<f16, 64, 64, true, kPlanes>);
-    }
-    if (tile.tile_n == 128)
-        return by_type(launch_warpgroup_instance<bf16, 128, 128, kByTma, kPlanes>,
-                       launch_warpgroup_instance<f16, 128, 128, kByTma, kPlanes>);
-    by_type(launch_warpgroup_instance<bf16, 128, 64, kByTma, kPlanes>,
-            launch_warpgroup_instance<f16, 128, 64, kByTma, kPlanes>);
+    if constexpr (kByTma && kParts<T> == 1)
+        if (tile.tile_m == 256) return launch_warpgroup_instance<T, 256, 128, kByTma, kPlanes>(p, units, stream);
+    if constexpr (kByTma)
+        if (tile.tile_m == 64) return launch_warpgroup_instance<T, 64, 64, kByTma, kPlanes>(p, units, stream);
+    if (tile.tile_n == 128) return launch_warpgroup_instance<T, 128, 128, kByTma, kPlanes>(p, units, stream);
+    launch_warpgroup_instance<T, 128, 64, kByTma, kPlanes>(p, units, stream);
 }
 
 }  // namespace hipconv

@@ -110,13 +110,9 @@ HIPCONV_INLINE constexpr WarpgroupShape warpgroup_shape(int tile_m, int tile_n, 
     return {tile_m, tile_n, by_tma, 1, 256, 88, 168, parts};
 }
 
-// Launches the instances whose producer waves gather x; they are compiled in a file of their own.
-void launch_warpgroup_gemm_gathered(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
-// The same of those that multiply planes of x as they lie in memory.
-void launch_warpgroup_gemm_planes(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
-// The same of those for f32, which is rounded to TF32, or split.
-void launch_warpgroup_gemm_split(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
-void launch_warpgroup_gemm_tf32(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
-void launch_warpgroup_gemm_planes_tf32(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
+// Launches the instance of a tile, for x of a type, which TMA brings or producer waves gather; `kPlanes` multiplies planes of x
+// as they lie in memory. Instances are compiled in files of their own.
+template <typename T, bool kByTma, bool kPlanes = false>
+void launch_warpgroup_gemm(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
 
 }  // namespace hipconv

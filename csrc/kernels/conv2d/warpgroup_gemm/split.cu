@@ -5,11 +5,6 @@
 
 namespace hipconv {
 
-void launch_warpgroup_gemm_split(const WarpgroupGemmParams& p, Conv2dTile tile, int units, void* stream) {
-    const auto launch = tile.tile_m == 64    ? launch_warpgroup_instance<split_f32, 64, 64, true>
-                        : tile.tile_n == 128 ? launch_warpgroup_instance<split_f32, 128, 128, true>
-                                             : launch_warpgroup_instance<split_f32, 128, 64, true>;
-    launch(p, units, stream);
-}
+template void launch_warpgroup_gemm<split_f32, true>(const WarpgroupGemmParams&, Conv2dTile, int, void*);
 
 }  // namespace hipconv

@@ -5,12 +5,6 @@
 
 namespace hipconv {
 
-void launch_warpgroup_gemm_tf32(const WarpgroupGemmParams& p, Conv2dTile tile, int units, void* stream) {
-    const auto launch = tile.tile_m == 256   ? launch_warpgroup_instance<tf32, 256, 128, true>
-                        : tile.tile_m == 64  ? launch_warpgroup_instance<tf32, 64, 64, true>
-                        : tile.tile_n == 128 ? launch_warpgroup_instance<tf32, 128, 128, true>
-                                             : launch_warpgroup_instance<tf32, 128, 64, true>;
-    launch(p, units, stream);
-}
+template void launch_warpgroup_gemm<tf32, true>(const WarpgroupGemmParams&, Conv2dTile, int, void*);
 
 }  // namespace hipconv

@@ -1,9 +1,10 @@
-// The host side of the warpgroup GEMM: what it serves, its workspace and its launch; and the instances whose x TMA loads.
+// The host side of the warpgroup GEMM: what it serves, its workspace and its launch.
 #include <hip/hip_runtime.h>
 
 #include "../common/launchers.h"
-#include "kernel.h"
+#include "cluster_split_k.h"
 #include "launch/compute_units.h"
+#include "params.h"
 #include "split_plan.h"
 #include "tensor_maps.h"
 
@@ -36,6 +37,17 @@ Shared shared_of(const Conv2dParams& p, const GemmLayout& l, const WarpgroupGemm
         return Shared::x;
     const bool filters_do = begin_inside(l.filter_stride, p.out_channels) || begin_inside(l.filter_tap, l.taps);
     return filters_do && split.tiles > g.gemm.tiles_n ? Shared::filters : Shared::nothing;
+}
+
+auto launcher_of_tf32(const XSource& source) {
+    return source.columns == kOfImages ? launch_warpgroup_gemm<tf32, true, true> : launch_warpgroup_gemm<tf32, true>;
+}
+
+template <typename T>
+auto launcher_of_halves(const XSource& source) {
+    return source.columns == kOfImages ? launch_warpgroup_gemm<T, true, true>
+           : source.by_tma             ? launch_warpgroup_gemm<T, true>
+                                       : launch_warpgroup_gemm<T, false>;
 }
 
 }  // namespace
@@ -140,12 +152,10 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, parts));
     g.filters = make_tensor_map(
         spec_of_filters(p, l, l.filters(p, workspace), g.shared == Shared::filters ? plan.tile_n / 2 : plan.tile_n, parts));
-    const bool is_f32 = p.dtype == DType::f32, in_planes = source.columns == kOfImages;
-    const auto launch = splits          ? launch_warpgroup_gemm_split
-                        : is_f32        ? in_planes ? launch_warpgroup_gemm_planes_tf32 : launch_warpgroup_gemm_tf32
-                        : in_planes     ? launch_warpgroup_gemm_planes
-                        : source.by_tma ? launch_warpgroup_gemm<true>
-                                        : launch_warpgroup_gemm_gathered;
+    const auto launch = splits                   ? launch_warpgroup_gemm<split_f32, true>
+                        : p.dtype == DType::f32  ? launcher_of_tf32(source)
+                        : p.dtype == DType::bf16 ? launcher_of_halves<bf16>(source)
+                                                 : launcher_of_halves<f16>(source);
     launch(g, {plan.tile_m, plan.tile_n}, units, stream);
 }
 

@@ -84,7 +84,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((FrameWarpgroupShape{kTileM, kTileN}.threa
 }
 
 template <typename T, int kTileM, int kTileN>
-void launch_frame_warpgroups(const FrameWarpgroupParams& p, int units, void* stream) {
+void launch_frame_instance(const FrameWarpgroupParams& p, int units, void* stream) {
     const auto kernel = conv3d_warpgroup_gemm_kernel<T, kTileM, kTileN>;
     const int shared = launch_shared_bytes(FrameWarpgroupShape::kBytes);
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
@@ -92,6 +92,16 @@ void launch_frame_warpgroups(const FrameWarpgroupParams& p, int units, void* str
     hipLaunchKernelGGL((conv3d_warpgroup_gemm_kernel<T, kTileM, kTileN>), grid, block, shared, static_cast<hipStream_t>(stream),
                        p);
     check_launch("conv3d");
+}
+
+template <typename T>
+void launch_frame_warpgroups(const FrameWarpgroupParams& p, int tile_m, int tile_n, int units, void* stream) {
+    const auto launch = tile_m == 128   ? launch_frame_instance<T, 128, 128>
+                        : tile_m == 384 ? launch_frame_instance<T, 384, 96>
+                        : tile_n == 128 ? launch_frame_instance<T, 256, 128>
+                        : tile_n == 96  ? launch_frame_instance<T, 256, 96>
+                                        : launch_frame_instance<T, 256, 32>;
+    launch(p, units, stream);
 }
 
 }  // namespace hipconv

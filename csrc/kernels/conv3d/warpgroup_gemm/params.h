@@ -15,7 +15,8 @@
 
 namespace hipconv {
 
-constexpr int kBlockSide = 8;  // pixels
+constexpr int kBlockSide = 8;                 // pixels
+constexpr int kChannels = kTileRowBytes / 2;  // of a row of LDS
 constexpr int kMaxStages = 8;
 constexpr int kFirstLanded = kMaxStages / 2;  // of the barriers of x, of whose stages there are so many at most
 
@@ -82,6 +83,10 @@ struct FrameEdges {
         return "padding with zeros, in replicate mode by less than a filter, or in reflect mode by less than half of one";
     }
 };
+
+// Launches the instance of a tile. Each type has a file of its own.
+template <typename T>
+void launch_frame_warpgroups(const FrameWarpgroupParams& params, int tile_m, int tile_n, int units, void* stream);
 
 // Launches the product of a call that is served, by filters that lie as `layout` says.
 void conv3d_launch_warpgroups(const Conv3dParams& params, const FilterLayout& layout, const void* filters,

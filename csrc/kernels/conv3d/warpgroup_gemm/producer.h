@@ -8,8 +8,6 @@
 
 namespace hipconv {
 
-constexpr int kChannels = kTileRowBytes / 2;  // of a row of LDS
-
 template <int kTileM>
 HIPCONV_INLINE void produce_patches(const FrameWarpgroupParams& p, const Ring& ring) {
     const Conv3dParams& c = p.conv;

@@ -3,7 +3,7 @@
 
 #include "../common/launchers.h"
 #include "../common/volume_maps.h"
-#include "kernel.h"
+#include "params.h"
 
 namespace hipconv {
 
@@ -60,16 +60,6 @@ TensorMapSpec spec_of_filters(const Conv3dParams& p, const FilterLayout& l, cons
     t.strides[0] = 2, t.strides[1] = l.taps == 1 ? 16 : l.tap_bytes, t.strides[2] = p.out_channels == 1 ? 16 : l.filter_stride;
     t.box[0] = kChannels, t.box[1] = 1, t.box[2] = tile_n;
     return t;
-}
-
-template <typename T>
-void launch_tile(const FrameWarpgroupParams& p, const FrameTiling& t, int units, void* stream) {
-    const auto launch = t.tile_m == 128   ? launch_frame_warpgroups<T, 128, 128>
-                        : t.tile_m == 384 ? launch_frame_warpgroups<T, 384, 96>
-                        : t.tile_n == 128 ? launch_frame_warpgroups<T, 256, 128>
-                        : t.tile_n == 96  ? launch_frame_warpgroups<T, 256, 96>
-                                          : launch_frame_warpgroups<T, 256, 32>;
-    launch(p, units, stream);
 }
 
 }  // namespace
@@ -145,7 +135,8 @@ void conv3d_launch_warpgroups(const Conv3dParams& all, const FilterLayout& l, co
         if (p.in_frames) g.x = make_tensor_map(volume_map(p, p.x, p.in_frames, patch_rows, g.pitch));
         if (p.cached) g.cache = make_tensor_map(volume_map(p, p.cache, p.cached, patch_rows, g.pitch));
         g.filters = make_tensor_map(spec_of_filters(p, l, filters, tiling.tile_n));
-        (p.dtype == DType::bf16 ? launch_tile<bf16> : launch_tile<f16>)(g, tiling, card.compute_units, stream);
+        const auto launch = p.dtype == DType::bf16 ? launch_frame_warpgroups<bf16> : launch_frame_warpgroups<f16>;
+        launch(g, tiling.tile_m, tiling.tile_n, card.compute_units, stream);
     });
 }
 

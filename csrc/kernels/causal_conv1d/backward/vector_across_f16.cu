@@ -1,0 +1,11 @@
+// The channel-first backward kernel (vector.cu) for rows whose channels are neighbours in x, and tokens in dout and dx, for
+// f16.
+#include <hip/hip_runtime.h>
+
+#include "vector_kernel.h"
+
+namespace hipconv {
+
+HIPCONV_BWD_VECTOR_OF(f16, across);
+
+}  // namespace hipconv
