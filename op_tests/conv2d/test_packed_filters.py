@@ -6,9 +6,13 @@ a weight behind torch's back: what is kept still has the old values, which the f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+import contextlib
+import ctypes
 import gc
 import itertools
+import threading
+import time
 from typing import Any, NamedTuple
 
 import pytest
@@ -162,6 +166,87 @@ def test_weights_may_go_in_the_middle_of_a_change(change: str, monkeypatch: pyte
         assert len(kept) == (change == "call") and filters._size == sum(kept)
 
 
+def run_within(seconds: float, run: Callable[[], object]) -> None:
+    """In a thread, which may hang."""
+    errors: list[BaseException] = []
+
+    def catching() -> None:
+        try:
+            run()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=catching, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it hangs"
+    assert not errors, errors
+
+
+def test_finalizers_may_call_in_the_middle_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    drop, results = filters._drop, []
+
+    def call_and_drop(entry: Any) -> None:
+        monkeypatch.setattr(filters, "_drop", drop)
+        filters.forget()
+        results.append(hipconv.conv2d(**others))
+        assert filters._entries, "it went in the middle of a change"
+        drop(entry)
+
+    with environment(**WAYS["simt-wave64"]):
+        others, own = WAVE64["direct"].inputs(), WAVE64["implicit_gemm"].inputs()
+        expected = hipconv.conv2d(**that_each_call_packs(others))
+        hipconv.conv2d(**own)
+        monkeypatch.setattr(filters, "_drop", call_and_drop)
+        run_within(60, lambda: filters.forget(own["weight"]))
+        assert torch.equal(results[0], expected)
+        assert not filters._entries and filters._size == 0
+
+
+def test_a_weight_that_goes_waits_for_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    drop, begun, may_end = filters._drop, threading.Event(), threading.Event()
+
+    def drop_slowly(entry: Any) -> None:
+        begun.set()
+        may_end.wait(60)
+        drop(entry)
+
+    with environment(**WAYS["simt-wave64"]):
+        others, own = WAVE64["direct"].inputs(), WAVE64["implicit_gemm"].inputs()
+        hipconv.conv2d(**others)
+        hipconv.conv2d(**own)
+        monkeypatch.setattr(filters, "_drop", drop_slowly)
+        other = threading.Thread(target=filters.forget, args=(others["weight"],))
+        other.start()
+        assert begun.wait(60)
+        run_within(60, own.clear)
+        may_end.set()
+        other.join()
+        assert not filters._entries and filters._size == 0
+
+
+def test_an_exception_at_any_moment_leaves_the_lock_free() -> None:
+    class Stopped(Exception):
+        pass
+
+    done = threading.Event()
+
+    def forget_again_and_again() -> None:
+        while not done.is_set():
+            with contextlib.suppress(Stopped):
+                while not done.is_set():
+                    filters.forget()
+
+    thread = threading.Thread(target=forget_again_and_again, daemon=True)
+    thread.start()
+    for _ in range(300):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(Stopped))
+        time.sleep(0.001)
+    done.set()
+    thread.join(60)
+    run_within(60, filters.forget)
+
+
 def test_a_limit_of_nothing_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with environment(**WAYS["simt-wave64"]):
         arguments = WAVE64["direct"].inputs()
@@ -176,6 +261,9 @@ def test_a_limit_of_nothing_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(filters.VARIABLE, "a lot")
         with pytest.raises(ValueError, match=r"HIPCONV_PACKED_LIMIT: got 'a lot', expected a number of bytes"):
             hipconv.conv2d(**arguments)
+        monkeypatch.setenv(filters.VARIABLE, "")
+        hipconv.conv2d(**arguments)
+        assert filters._size > 0
 
 
 def test_a_weight_that_each_call_finds_changed_is_packed_as_without_all_this() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+import functools
 import os
 import threading
 from typing import Any, NamedTuple
@@ -71,41 +72,35 @@ class recorded:
 
 _entries: OrderedDict[int, _Entry] = OrderedDict()  # by the identity of weight, the one used longest ago first
 _size = 0  # bytes that are kept and do not last
-_gone: deque[tuple[int, weakref.ref]] = deque()  # keys and references of weights that are no more
+
+# Whoever changes what is kept has it. A `with` takes and leaves C's lock itself: a signal's handler that raises leaves it free.
+_lock = threading.RLock()
+_left: deque[Callable[[], None]] = deque()  # changes that are asked for in the middle of another one
 
 
-class _Alone:
-    """As long as it lasts, no other thread changes what is kept, and no weak reference's callback does.
+def _changes_here() -> bool:
+    """Tell whether this thread is in the middle of a change."""
+    return _lock._is_owned()  # type: ignore[attr-defined]  # threading.Condition asks so, too
 
-    A callback may come at any allocation, in the middle of a change by its own thread. It then leaves its weight to that
-    change's end.
+
+def _change_when_free(change: Callable[[], None]) -> None:
+    """Do what a weak reference's callback asks for. It may come at any allocation, so it waits for nobody: in the middle of a
+    change, by its own thread or another one, it leaves it to that change's end.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-        if _gone:
-            self.forget_those_gone()
-
-    def forget_those_gone(self) -> None:
-        while _gone and self._lock.acquire(blocking=False):
-            try:
-                while _gone:
-                    key, reference = _gone.popleft()
-                    entry = _entries.get(key)
-                    if entry is not None and entry.weight is reference:
-                        _drop(entry)
-                        del _entries[key]
-            finally:
-                self._lock.release()
+    _left.append(change)
+    _do_what_was_left()
 
 
-_alone = _Alone()
+def _do_what_was_left() -> None:
+    while _left and not _changes_here():
+        try:
+            if not _lock.acquire(blocking=False):
+                return  # who has it looks here once more
+            while _left:
+                _left.popleft()()
+        finally:
+            if _changes_here():
+                _lock.release()
 
 
 def _state(weight: Tensor) -> tuple:
@@ -115,10 +110,16 @@ def _state(weight: Tensor) -> tuple:
 
 def _forget(key: int) -> Callable[[weakref.ref], None]:
     def callback(reference: weakref.ref) -> None:
-        _gone.append((key, reference))
-        _alone.forget_those_gone()
+        _change_when_free(functools.partial(_let_go, key, reference))
 
     return callback
+
+
+def _let_go(key: int, reference: weakref.ref) -> None:
+    entry = _entries.get(key)
+    if entry is not None and entry.weight is reference:
+        _drop(entry)
+        del _entries[key]
 
 
 def _drop(entry: _Entry) -> None:
@@ -152,10 +153,10 @@ def _add(entry: _Entry, weight: Tensor, packing: Packing, is_lasting: bool = Fal
 
 
 def _limit() -> int:
-    value = os.environ.get(VARIABLE)
-    if value is not None and not value.isdecimal():
+    value = os.environ.get(VARIABLE, "")
+    if value and not value.isdecimal():
         raise ValueError(f"{VARIABLE}: got '{value}', expected a number of bytes; 0 keeps no filters")
-    return PACKED_LIMIT if value is None else int(value)
+    return int(value) if value else PACKED_LIMIT
 
 
 def _known(weight: Tensor) -> _Entry | None:
@@ -184,29 +185,32 @@ def packed(weight: Tensor, packing: Packing | None) -> Tensor | None:
     process of `torch.distributed`, and a call on an inference tensor, whose changes are not counted. Other changes that torch
     does not count (through `weight.data` or memory shared with numpy) are not seen: after these, call `forget`.
     """
-    if packing is None:
+    if packing is None or _changes_here():  # a finalizer's call, in the middle of a change
         return None
     capturing = weight.is_cuda and torch.cuda.is_current_stream_capturing()
-    with _alone:
-        entry = _known(weight)
-        found = None if entry is None else entry.by_form.get(packing.form)
-        if found is not None and found.is_lasting:
-            return found.filters
-        if capturing or weight.is_inference() or _is_trained(weight):
-            return None
-        state = _state(weight)
-        if entry is None:
-            entry = _Entry(weight, state)
-        elif entry.state != state:
-            gained, found = entry.has_served, None
-            _drop(entry)
-            entry.state, entry.has_served = state, False
-            if not gained:
+    try:
+        with _lock:
+            entry = _known(weight)
+            found = None if entry is None else entry.by_form.get(packing.form)
+            if found is not None and found.is_lasting:
+                return found.filters
+            if capturing or weight.is_inference() or _is_trained(weight):
                 return None
-        if found is None:
-            return _add(entry, weight, packing).filters if packing.size <= _limit() else None
-        entry.has_served = True
-        _entries.move_to_end(id(weight))
+            state = _state(weight)
+            if entry is None:
+                entry = _Entry(weight, state)
+            elif entry.state != state:
+                gained, found = entry.has_served, None
+                _drop(entry)
+                entry.state, entry.has_served = state, False
+                if not gained:
+                    return None
+            if found is None:
+                return _add(entry, weight, packing).filters if packing.size <= _limit() else None
+            entry.has_served = True
+            _entries.move_to_end(id(weight))
+    finally:
+        _do_what_was_left()
     if found.made is not None and stream(weight) != found.made_on:
         here = torch.cuda.current_stream(weight.device)
         here.wait_event(found.made)
@@ -216,19 +220,32 @@ def packed(weight: Tensor, packing: Packing | None) -> Tensor | None:
 
 def keep_for_good(weight: Tensor, packings: list[Packing]) -> None:
     """Pack filters whose values never change; the caller waits for the stream, so that every other one may read them."""
-    with _alone:
-        entry = _known(weight) or _Entry(weight, _state(weight))
-        for packing in packings:
-            _add(entry, weight, packing, True)
+    try:
+        with _lock:
+            entry = _known(weight) or _Entry(weight, _state(weight))
+            for packing in packings:
+                _add(entry, weight, packing, True)
+    finally:
+        _do_what_was_left()
 
 
 def forget(weight: Tensor | None = None) -> None:
     """Drop what plain calls keep of filters: of `weight`, or of all.
     Needed only after a change of them that torch does not count.
     """
-    with _alone:
-        for key, entry in list(_entries.items()):
-            if weight is None or entry.weight() is weight:
-                _drop(entry)
-                if not entry.by_form:
-                    del _entries[key]
+    if _changes_here():
+        _left.append(functools.partial(_forget_now, weight))
+        return
+    try:
+        with _lock:
+            _forget_now(weight)
+    finally:
+        _do_what_was_left()
+
+
+def _forget_now(weight: Tensor | None) -> None:
+    for key, entry in list(_entries.items()):
+        if weight is None or entry.weight() is weight:
+            _drop(entry)
+            if not entry.by_form:
+                del _entries[key]
