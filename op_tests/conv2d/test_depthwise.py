@@ -204,6 +204,14 @@ def test_random_values_and_every_activation(device: torch.device, layout: str) -
         assert wrong is None, (activation, wrong)
 
 
+def test_sums_that_roll_are_activated(device: torch.device) -> None:
+    for number, activation in enumerate(ACTIVATIONS):
+        case = depthwise(6, 9, 10 + number % 2, 3, 3, padding=1, activation=activation, layout="nchw")
+        arguments = case._replace(dtype=(torch.bfloat16, torch.float16)[number % 2]).inputs(device)
+        wrong = mismatch_conv2d(hipconv.conv2d(**arguments, algorithm="depthwise_rolling"), arguments)
+        assert wrong is None, (activation, wrong)
+
+
 def within(values: Tensor, fill: float, offset: int, gap: int) -> tuple[Tensor, Tensor]:
     """The values, in their order of memory, `gap` elements behind each row and image of a buffer full of `fill`;
     and the buffer.

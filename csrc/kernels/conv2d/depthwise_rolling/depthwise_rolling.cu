@@ -66,6 +66,7 @@ int64_t segments_of(const RollingParams& g, int64_t of_images) {
 
 void tile_strips(RollingParams& g, const Conv2dParams& p) {
     g.conv = p;
+    g.conv.x.column_stride = 1;  // also of one column alone, which comes with any
     choose_kernel(g, p);
     g.tiles = static_cast<int32_t>(ceil_of(p.out_width, kRollingColumns));
     const int64_t of_images = int64_t{p.batch} * g.tiles;

@@ -11,13 +11,13 @@ constexpr int kRollingColumns = kCopiesPastRegisters ? 8 : 16;  // of a strip's 
 constexpr int kRollingThreads = 128;                            // of a block, whose waves have nothing in common
 
 // Columns of x that the windows of a kernel with room for so many rows of taps see for an output, at most.
-constexpr int rolling_reach(int taps) { return taps <= 7 ? 9 : 17; }
+HIPCONV_INLINE constexpr int rolling_reach(int taps) { return taps <= 7 ? 9 : 17; }
 
 // Rows of outputs whose x is under way, and the blocks that a unit has registers for, at least.
-constexpr int rolling_ahead(int taps, int stride, bool words) {
+HIPCONV_INLINE constexpr int rolling_ahead(int taps, int stride, bool words) {
     return stride == 1 && words ? (taps <= 7 ? 4 : 2) : stride == 1 || words ? 2 : 1;
 }
-constexpr int rolling_blocks(int taps, int stride, bool words) {
+HIPCONV_INLINE constexpr int rolling_blocks(int taps, int stride, bool words) {
     if (!kCopiesPastRegisters) return taps <= 7 && stride == 1 ? 6 : 4;
     if (stride == 1) return taps == 3 && words ? 6 : taps <= 7 ? 4 : words ? 3 : 2;
     return taps > 7 ? 2 : taps <= 5 && words ? 4 : 3;
