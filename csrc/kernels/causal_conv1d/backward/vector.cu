@@ -112,7 +112,7 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
         if (kHasPredicates && bwd_has_states(p)) {
             constexpr int64_t kShortRow = 32, kLongRow = 130, kManyLanes = 1 << 15;  // vectors of a row; lanes of all rows
             const unsigned most = s.vectors <= kShortRow ? 8 : s.vectors <= kLongRow ? 16 : kBwdVectorLanes;
-            if (s.lanes > most && p.in.batch * p.in.dim * most >= kManyLanes) s.lanes = most;
+            if (s.lanes > most && int64_t{p.in.batch} * p.in.dim * most >= kManyLanes) s.lanes = most;
         }
         if (s.has_steps) {  // a wave has neighbouring channels: 64 bytes of them, where those are neighbours in memory
             const unsigned wide = power_of_two_up_to(p.in.dim, 64 / static_cast<unsigned>(size));

@@ -97,7 +97,7 @@ constexpr int bwd_vector_blocks(int width, BwdForm form, int element_bytes) {
 
 // Tells whether a walk's first step is on its way before what comes after it in the row has arrived. AMD's cards have no scalar
 // registers for it, and these instances no registers without a value spilled.
-constexpr bool bwd_vector_loads_first_at_once(int width, BwdForm form, int element_bytes) {
+HIPCONV_INLINE constexpr bool bwd_vector_loads_first_at_once(int width, BwdForm form, int element_bytes) {
     if (form == BwdForm::plain && element_bytes == 4 && width == 8) return false;
     if (form == BwdForm::any && width == 3) return false;
     if (form == BwdForm::any_with_states && element_bytes == 2 && width == 2) return false;
