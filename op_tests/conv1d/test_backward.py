@@ -193,9 +193,11 @@ def test_whole_rows_of_sequences_and_states(device: torch.device, width: int) ->
 
 def test_many_short_rows_with_states(device: torch.device) -> None:
     """These have fewer lanes a row than few rows of the same length."""
-    case = Case(16, 128, 250, 4, torch.float32, has_bias=True, use_silu=True, layout="channel_first", has_initial=True)
-    inputs = case.inputs(device)
-    assert (wrong := wrong_gradients(inputs, inputs.gradients())) is None, f"{case}: {wrong}"
+    for batch, seqlen in ((16, 250), (32, 125)):
+        has: dict[str, Any] = {"has_bias": True, "use_silu": True, "has_initial": True}
+        case = Case(batch, 128, seqlen, 4, torch.float32, layout="channel_first", **has)
+        inputs = case.inputs(device)
+        assert (wrong := wrong_gradients(inputs, inputs.gradients())) is None, f"{case}: {wrong}"
 
 
 @pytest.mark.parametrize("width", range(1, 9))
@@ -245,10 +247,10 @@ def test_sequences_in_runs_of_neighbouring_channels(device: torch.device, width:
         return
     draw = random.Random(width)
     for number, (dim, layout, (batch, seqlen)) in enumerate(
-        itertools.product([20, 22, 23], ["channel_last"], [(7, 7), (5, 12), (3, 33), (1, 149), (2, 268)])
+        itertools.product([20, 22, 23], ["channel_last"], [(7, 7), (5, 12), (3, 33), (1, 149), (2, 268), (3, 97), (5, 64)])
     ):
         dtype = [torch.bfloat16, torch.float16, torch.bfloat16, torch.float32][number % 4]
-        follows = seqlen < 34 and number % 2 == 0
+        follows = (seqlen < 34 and number % 2 == 0) or seqlen in (64, 97)
         has: dict[str, Any] = {name: not follows and width > 1 and draw.random() < 0.3 for name in ("has_initial", "has_final")}
         case = Case(batch, dim, seqlen, width, dtype, dtype, draw.random() < 0.7, True, layout, True, **has)
         inputs = case.inputs(device, seed=number)

@@ -21,9 +21,9 @@ bool bwd_vectors_are_aligned(const CausalConv1dBwdParams& p, int channels) {
 }
 
 // Tells whether lanes have two channels, in a call of rows of so many tokens. Of short rows few tokens see all their taps:
-// there thin lanes are faster where they look at taps alone; with short filters in 16-bit types, where few channels leave a
-// wave several runs, which meet the ends of rows at different times. At width 4, halves take the registers of a block.
-// Few channels have more threads so.
+// there thin lanes were faster where they look at taps alone (at width 4, and at 8 in float32, they did not yet); with short
+// filters in 16-bit types, where few channels leave a wave several runs, which meet the ends of rows at different times. At
+// width 4, halves take the registers of a block. Few channels have more threads so.
 bool bwd_is_thin(const CausalConv1dBwdParams& p, int seqlen) {
     constexpr int kShortRow = 32, kShortFilter = 4, kFewChannels = 256, kVeryFewChannels = 16;
     if (!kBwdStages) return false;

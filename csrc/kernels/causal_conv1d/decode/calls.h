@@ -1,4 +1,4 @@
-// The questions that `wave` and `turn`, whose lanes have words of 4 bytes, both ask of a call on the host.
+// Questions that several of decode's kernels ask of a call on the host.
 #pragma once
 
 #include "causal_conv1d/decode.h"

@@ -15,8 +15,7 @@ bool columns_of_drafts(const CausalConv1dUpdateParams& p) {
 
 template <typename T, typename S, int kWidth, int kColumns>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    const bool one_token = p.seqlen == 1 && !p.query_start_loc.data;
-    unsigned lanes = one_token ? kMostLanes<kColumns> : kVectorLanes;
+    unsigned lanes = has_one_token(p) ? kMostLanes<kColumns> : kVectorLanes;
     while (kColumns == kAnyColumns && lanes * p.state_len * sizeof(Words<S, kChannels>) > kStagedBytes) lanes /= 2;
     lanes = power_of_two_up_to(p.dim / kChannels, lanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "../common/vector_math.h"
+#include "calls.h"
 #include "causal_conv1d/decode_row.h"
 #include "device/elements.h"
 #include "grid.h"
@@ -279,7 +280,7 @@ inline bool channels_in_pairs(const CausalConv1dUpdateParams& p) {
     const int bytes = element_bytes(p.dtype);
     const auto in_pairs = [&](const Tokens& tokens) {
         return tokens.dim_stride == 1 && is_aligned(tokens.data, 2 * bytes) && tokens.row_stride % 2 == 0 &&
-               ((p.seqlen == 1 && !p.query_start_loc.data) || tokens.token_stride % 2 == 0);
+               (has_one_token(p) || tokens.token_stride % 2 == 0);
     };
     if (!in_pairs(p.x)) return false;
     for (int part = 0, begin = 0; begin < p.dim; begin = p.out_end[part++])

@@ -54,8 +54,9 @@ inline bool tile_is_faster(const CausalConv1dFwdParams& p) { return !lines_is_fa
 // taps; and plain ones that are very short (measured on an H100 and an H200). On NVIDIA's cards it makes more, by way of
 // tile_lds.cu: rows with states, of few elements only in float32 or if they are short; ragged ones with ids in float32, and in
 // 16 bits if they are not long and have four taps or more; plain ragged ones that are not long or have more than four taps;
-// aligned ones with ids in float32 if they are not long and have more than four taps; short ones of few channels with ids; and
-// plain ones in float32 that begin anywhere (measured on an H100 and an H200).
+// aligned ones with ids in float32 if they are not long and have more than four taps; short ones of few channels with ids, and
+// in 16 bits those of more than five taps that begin anywhere, if they are not very long; and plain ones that begin anywhere,
+// in 16 bits those of more than five taps in large calls (measured on an H100 and an H200).
 inline bool rows_are_faster_as_lines(const CausalConv1dFwdParams& p) {
     constexpr int kLongRow = 512;  // tokens at most of one that is not
     const int size = element_bytes(p.dtype);
@@ -74,7 +75,7 @@ inline bool rows_are_faster_as_lines(const CausalConv1dFwdParams& p) {
         if (has_ids && !aligned && (size == 4 || (p.width > (whole ? 4 : 3) && !is_long))) return true;
         if (only_states) return true;
         if (has_ids && (p.dim < 32 ? p.seqlen <= 128 : !aligned && p.width > 5 && p.seqlen <= 2 * kLongRow)) return true;
-        if (plain && !aligned && size == 4 && (whole || p.width > 4)) return true;
+        if (plain && !aligned && size == 4 && whole) return true;
         if (!has_ids && !(plain && aligned) && p.width > 5 && elements >= 64 * kEnoughThreads) return true;
     }
     if (whole) return false;

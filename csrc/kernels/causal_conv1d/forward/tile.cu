@@ -147,8 +147,8 @@ bool channels_are_near(const CausalConv1dFwdParams& p, const Sequences& s) {
     return s.dim_stride >= 1 && s.dim_stride <= kFarthestSingles && (p.seqlen == 1 || step > s.dim_stride);
 }
 
-// Large calls in 16 bits, if the channels fill the threads of tiles: those of long rows, and with ids, of seven taps and more;
-// of short ones with states, too (measured on an H100 and an H200).
+// Large calls in 16 bits, if the channels fill the threads of tiles: without ids, of four taps and more, or in short rows with
+// states, of seven and more; with ids, of seven taps and more in long rows (measured on an H100 and an H200).
 bool lds_is_faster_than_single(const CausalConv1dFwdParams& p) {
     constexpr int64_t kManyElements = 1 << 25;
     constexpr int kFewTokens = 16, kManyTokens = 512, kManyTaps = 7;

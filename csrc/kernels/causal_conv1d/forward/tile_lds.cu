@@ -324,7 +324,7 @@ LdsPlan new_plan(const CausalConv1dFwdParams& p) {
     return plan;
 }
 
-// All that a plan depends on.
+// All that a plan depends on, but for the card: those of a process are taken to be alike.
 struct PlanKey {
     int32_t batch, dim, seqlen, width, types, beginnings;  // dtype and whether there are ids; of x and out, in their 16 bytes
     int64_t x[3], out[3];                                  // strides

@@ -1,5 +1,5 @@
-// The matrix instruction as `depthwise_banded` and `depthwise_strips` see it: 16 rows of outputs by kColumns columns, from
-// kDepth columns of x.
+// The matrix instruction as `depthwise_banded`, `depthwise_strips` and `depthwise_rolling` see it: 16 rows of outputs by
+// kColumns columns, from kDepth columns of x.
 //
 // A lane has kRows rows, row(lane, i), of x and of sums. Word w of x is a pair of columns of number x_row(w) of them: of a
 // window's columns, from x_column(lane) + x_step(w) on. Word w of the band belongs to output band_column(lane), and is the pair

@@ -42,7 +42,7 @@ int64_t set_strips(BandedParams& g, const Conv2dParams& p, int64_t rows, int64_t
     g.step_images = number(images < most_images ? images : most_images);
     g.divide_by_rows = small_divisor_of(of_atoms);
     g.has_two = g.interleaves ? rows > 1 : g.step_images * rows > 16;
-    g.patch_rows = number((rows - 1) * p.stride_h + int64_t{p.kernel_height - 1} * p.dilation_h + 1);
+    g.patch_rows = number((rows - 1) * p.stride_h + reach_of(p.kernel_height, p.dilation_h));
     g.origin = number(round_up(p.pad_left + 1, 8));
     // Windows of the last row reach behind it.
     const int64_t reach = round_up(p.out_width, 16) * p.stride_w + round_up(window_of(p, 16), 32);

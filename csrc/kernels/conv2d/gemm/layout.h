@@ -29,7 +29,7 @@ inline int64_t reach_of(int64_t taps, int64_t dilation) { return (taps - 1) * di
 // Tells whether a tap of some output may lie outside the image.
 inline bool pads(const Conv2dParams& p) {
     const auto behind = [](int64_t outputs, int64_t stride, int64_t padding, int64_t taps, int64_t dilation, int64_t size) {
-        return (outputs - 1) * stride - padding + (taps - 1) * dilation >= size;
+        return (outputs - 1) * stride - padding + reach_of(taps, dilation) > size;
     };
     return p.pad_top > 0 || p.pad_left > 0 ||
            behind(p.out_height, p.stride_h, p.pad_top, p.kernel_height, p.dilation_h, p.in_height) ||
