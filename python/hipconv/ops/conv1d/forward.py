@@ -71,9 +71,9 @@ def causal_conv1d(
     """`causal_conv1d_fwd` into a new tensor, and differentiable: where an input requires grad, the gradient is recorded.
 
     Args:
-        x: (batch, dim, seqlen), float32, float16 or bfloat16, any strides, any size may be zero.
-        weight: (dim, width), width >= 1, any of the three dtypes, any strides, on the device of `x`.
-        bias: (dim,), any of the three dtypes, on the device of `x`. None or an empty tensor means none.
+        x: (batch, dim, seqlen), float32, float16 or bfloat16, on the CPU float64 too, any strides, any size may be zero.
+        weight: (dim, width), width >= 1, any of these dtypes (float64 with an `x` of it), any strides, on the device of `x`.
+        bias: (dim,), as `weight`. None or an empty tensor means none.
         activation: "silu" or "swish" (the same), or None.
         kernel: as for `causal_conv1d_fwd`.
 
@@ -91,7 +91,8 @@ def causal_conv1d(
     """
     use_silu = parse_activation(activation, SILU)
     try:
-        kernels = dispatch.kernels_for("causal_conv1d", x)
+        is_double = x.dtype == torch.float64  # served on the CPU, as where a gradient is recorded
+        kernels = None if is_double else dispatch.kernels_for("causal_conv1d", x)
         if kernels is not None:
             out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel, training.record)
             if out is not None:
@@ -99,10 +100,10 @@ def causal_conv1d(
         derivative, transform = transforms.wants_derivative(x, weight, bias), transforms.in_torch_func()
         # Graphs do not show torch.func's levels.
         hidden = torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled() and kernel == "auto"
-        if derivative or transform or hidden:
-            if kernel != "auto":
-                where = "with tensors that require grad" if derivative else "within a transform of torch.func"
-                raise ValueError(f"kernel: got {describe(kernel)} {where}, expected 'auto'")
+        if (derivative or transform) and kernel != "auto":
+            where = "with tensors that require grad" if derivative else "within a transform of torch.func"
+            raise ValueError(f"kernel: got {describe(kernel)} {where}, expected 'auto'")
+        if derivative or transform or hidden or (is_double and kernel == "auto"):
             return training.causal_conv1d_with_states(x, weight, bias, None, None, False, use_silu)[0]
         return torch.ops.hipconv.causal_conv1d.default(x, weight, bias, use_silu, kernel_name=kernel)
     except Exception as error:
