@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from distributed.halo_checks import SHARDS, everyone, gathered, member, refusal
 from distributed.two_streams import order_on_two_streams, two_streams
@@ -222,6 +223,24 @@ def final_states_of_many_ranks() -> None:
     _, final = distributed.causal_conv1d(mine, weight, group=group, return_final_states=True)
     (dx,) = torch.autograd.grad(final, mine, dfinal[rank])
     assert same_bits(dx, expected[..., 2 * rank : 2 * rank + 2])
+
+
+def checkpointed() -> None:
+    """Gradients through a checkpoint are those without."""
+    group, _, _ = everyone()
+    tensors = torch.randn(2, 3, 5), torch.randn(3, 4), torch.randn(3), torch.randn(2, 3, 3)
+
+    def loss(x: Tensor, weight: Tensor, bias: Tensor, states: Tensor) -> Tensor:
+        options: dict[str, Any] = {"initial_states": states, "activation": "silu", "group": group}
+        return cast(Tensor, distributed.causal_conv1d(x, weight, bias, **options)).sin().sum()
+
+    found = []
+    for way in (None, False, True):
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        (loss(*leaves) if way is None else checkpoint(loss, *leaves, use_reentrant=way)).backward()
+        found.append([cast(Tensor, leaf.grad) for leaf in leaves])
+    for gradients in found[1:]:
+        assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(gradients, found[0], strict=True))
 
 
 def gradients_that_nobody_wants() -> None:

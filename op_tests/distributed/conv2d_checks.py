@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from distributed.halo_checks import SHARDS, everyone, gathered, member, refusal
 from distributed.two_streams import order_on_two_streams, two_streams
@@ -242,6 +243,29 @@ def overlapped_second_derivatives() -> None:
         first = torch.autograd.grad(out.sum(), (mine, filters), create_graph=True)
         found.append((*first, *torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (mine, filters))))
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(*found, strict=True))
+
+
+def checkpointed(wanted: bool) -> None:
+    """Gradients through a checkpoint are those without."""
+    group, _, size = everyone()
+    x, weight = (torch.randn(shape, dtype=torch.float32) for shape in ((1, 2, 6 * size, 4), (2, 2, 3, 3)))
+    tensors = distributed.shard(x, 2, group), weight, torch.randn(2), torch.randn(1, 2, 6, 4)
+
+    def loss(activation: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+        out = distributed.conv2d(x, weight, bias, padding=1, activation=activation, residual=residual, group=group)
+        return out.sin().sum()
+
+    for activation in ("none", "relu", "silu"):
+        found = []
+        with overlapping(wanted) as ran:
+            for way in (None, False, True):
+                leaves = [t.clone().requires_grad_() for t in tensors]
+                given: tuple[Any, ...] = (activation, *leaves)
+                (loss(*given) if way is None else checkpoint(loss, *given, use_reentrant=way)).backward()
+                found.append([cast(Tensor, leaf.grad) for leaf in leaves])
+        assert ran == [wanted]
+        for gradients in found[1:]:
+            assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(gradients, found[0], strict=True))
 
 
 def pieces_that_the_plan_does_not_serve() -> None:

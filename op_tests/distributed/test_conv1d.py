@@ -59,6 +59,10 @@ def test_gradients_of_the_final_states_add_up_over_the_ranks() -> None:
     pool_of(3).run("conv1d_checks", "final_states_of_many_ranks")
 
 
+def test_gradients_through_a_checkpoint_are_those_without() -> None:
+    pool_of(3).run("conv1d_checks", "checkpointed")
+
+
 def test_gradients_that_nobody_wants_do_not_travel() -> None:
     pool_of(3).run("conv1d_checks", "gradients_that_nobody_wants")
 

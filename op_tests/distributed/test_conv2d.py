@@ -112,6 +112,11 @@ def test_second_derivatives_of_overlapped_parts() -> None:
     pool_of(3).run("conv2d_checks", "overlapped_second_derivatives")
 
 
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_gradients_through_a_checkpoint_are_those_without(overlapped) -> None:
+    pool_of(3).run("conv2d_checks", "checkpointed", overlapped)
+
+
 def test_it_follows_autocast() -> None:
     pool_of(3).run("conv2d_checks", "autocast")
 

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from support.backends import WAYS, device_of, environment
 import hipconv
@@ -270,6 +271,57 @@ def test_modules_are_functions_of_their_parameters(device: torch.device) -> None
     each = vmap(grad(loss), (None, 0))(parameters, x)
     for i in range(3):
         check_equal({name: g[i] for name, g in each.items()}, grad(loss)(parameters, x[i]))
+
+
+# ---- checkpoints -------------------------------------------------------------------------------------------------------------
+
+
+def _layer(layer: torch.nn.Module) -> Callable[..., Any]:
+    return lambda x, *parameters: tree_leaves(
+        functional_call(layer, dict(zip(("weight", "bias"), parameters, strict=False)), (x,))
+    )[0]
+
+
+_CONV3D = ((1, 4, 3, 4, 5), (6, 2, 3, 3, 3), (6,), (1, 6, 3, 4, 5), (1, 4, 2, 4, 5))
+CHECKPOINTED: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {  # with the shapes of what it takes
+    **{name: (function.ours, function.shapes) for name, function in FUNCTIONS.items()},
+    **{
+        f"conv3d {name}": (
+            lambda x, w, b, r, c, name=name: hipconv.conv3d(
+                x, w, b, 1, (0, 1, 1), groups=2, cache=c, residual=r, time_padding="zeros", activation=name
+            ),
+            _CONV3D,
+        )
+        for name in ("none", "relu", "silu")
+    },
+    "nn.CausalConv1d": (_layer(hipconv.nn.CausalConv1d(3, 4, activation="silu", device="meta")), ((2, 3, 5), (3, 1, 4), (3,))),
+    "nn.ShortConvolution": (
+        _layer(hipconv.nn.ShortConvolution(3, 4, activation="silu", device="meta")),
+        ((2, 5, 3), (3, 1, 4)),
+    ),
+    "nn.Conv2d": (_layer(hipconv.nn.Conv2d(4, 6, 3, padding=1, groups=2, activation="silu", device="meta")), _CONV2D[:3]),
+    "nn.CausalConv3d": (
+        _layer(hipconv.nn.CausalConv3d(4, 6, 3, padding=1, groups=2, activation="silu", device="meta")),
+        _CONV3D[:3],
+    ),
+}
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_gradients_through_a_checkpoint_are_those_without(device: torch.device, name: str, use_reentrant: bool) -> None:
+    function, shapes = CHECKPOINTED[name]
+    torch.manual_seed(5)
+    leaves = [torch.randn(shape).to(device).requires_grad_() for shape in shapes]
+
+    def loss(*tensors: Tensor) -> Tensor:
+        return total(function(*tensors))
+
+    for _ in range(2):  # the first call may load a module
+        expected = torch.autograd.grad(loss(*leaves), leaves)
+        again = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+        checkpoint(loss, *again, use_reentrant=use_reentrant).backward()
+        check_equal([leaf.grad for leaf in again], expected, 1e-6)
 
 
 # ---- dual tensors ------------------------------------------------------------------------------------------------------------

@@ -185,9 +185,7 @@ class _Conv2d(torch.autograd.Function):
         wants_x, wants_weight, wants_bias, wants_residual = wanted
         around, o = joined(pieces, x, part.axis), part.local
         choices = {"algorithm": part.choices["algorithm"], "workspace_limit": router.WORKSPACE_LIMIT}
-        dsum = gradient_of_sums(
-            SimpleNamespace(saved_tensors=(around, weight, bias, residual, out), options=o, choices=choices), dout
-        )
+        dsum = gradient_of_sums(SimpleNamespace(options=o, choices=choices), (around, weight, bias, residual, out), dout)
         back = dweight = None
         if wants_x:
             dfetched, _ = convolution_backward(dsum, around, weight, *o[:4], o.padding_mode, True, False)

@@ -61,10 +61,10 @@ def _sums(
 
 
 def _gradients(ctx: Any, dout: Tensor, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    x, weight, bias, residual, _ = ctx.saved_tensors
+    saved = x, weight, bias, residual, _ = ctx.saved_tensors  # once: torch.utils.checkpoint gives each of them out once
     o: Options = ctx.options
     wants_x, wants_weight, wants_bias, wants_residual = wanted
-    dsum = gradient_of_sums(ctx, dout)
+    dsum = gradient_of_sums(ctx, saved, dout)
     dx = dweight = None
     if wants_x or wants_weight:
         traced = type(dout) is not Tensor or torch._C._len_torch_dispatch_stack() > 0
@@ -79,11 +79,11 @@ def _gradients(ctx: Any, dout: Tensor, wanted: Sequence[bool]) -> tuple[Tensor |
     )
 
 
-def gradient_of_sums(recorded: Any, dout: Tensor) -> Tensor:
-    """The gradient before the activation. `recorded` has what a call left behind: saved_tensors (x, weight, bias, residual,
-    out), options and choices.
+def gradient_of_sums(recorded: Any, saved: Sequence[Any], dout: Tensor) -> Tensor:
+    """The gradient before the activation. `recorded` has the options and choices of a call, and `saved` are its x, weight,
+    bias, residual and out.
     """
-    x, weight, bias, residual, out = recorded.saved_tensors
+    x, weight, bias, residual, out = saved
     before = functools.partial(_sums, recorded, x, weight, bias, residual, dout.dtype)
     return gradient(recorded.options.activation, dout, out, before)
 
