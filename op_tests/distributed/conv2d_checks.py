@@ -234,15 +234,45 @@ def overlapped_second_derivatives() -> None:
     """As those of what is not overlapped."""
     group, _, size = everyone()
     x, weight = (torch.randn(shape, dtype=torch.float32) for shape in ((1, 2, 6 * size, 4), (2, 2, 3, 3)))
-    found = []
-    for wanted in (False, True):
-        mine, filters = distributed.shard(x, 2, group).requires_grad_(), weight.clone().requires_grad_()
-        with overlapping(wanted) as ran:
-            out = distributed.conv2d(mine, filters, padding=1, activation="silu", group=group)
-        assert ran == [wanted]
-        first = torch.autograd.grad(out.sum(), (mine, filters), create_graph=True)
-        found.append((*first, *torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (mine, filters))))
-    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(*found, strict=True))
+    tensors = distributed.shard(x, 2, group), weight, torch.randn(2), torch.randn(1, 2, 6, 4)
+    for activation in ("none", "silu", "tanh"):
+        found = []
+        for wanted in (False, True):
+            leaves = [t.clone().requires_grad_() for t in tensors]
+            call: Any = distributed.conv2d
+            with overlapping(wanted) as ran:
+                out = call(*leaves[:3], padding=1, activation=activation, residual=leaves[3], group=group)
+            assert ran == [wanted]
+            first = torch.autograd.grad(out.sin().sum(), leaves, create_graph=True)
+            penalty = torch.stack([gradient.square().sum() for gradient in first]).sum()
+            found.append((*first, *torch.autograd.grad(penalty, leaves)))
+        assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(*found, strict=True)), activation
+
+
+def written_behind() -> None:
+    """The caller may write what the backward does not read, once the call returned, and gets an error for the rest."""
+    group, _, size = everyone()
+    x, weight = (torch.randn(shape, dtype=torch.float32) for shape in ((1, 2, 6 * size, 4), (2, 2, 3, 3)))
+    leaves = [t.requires_grad_() for t in (distributed.shard(x, 2, group), weight, torch.randn(2), torch.randn(1, 2, 6, 4))]
+    call: Any = distributed.conv2d
+
+    def gradients(activation: str, written: str | None) -> tuple[Tensor, ...]:
+        inputs = [leaf.clone() for leaf in leaves]
+        with overlapping(True) as ran:
+            out = call(*inputs[:3], padding=1, activation=activation, residual=inputs[3], group=group)
+        assert ran == [True]
+        if written is not None:
+            {"bias": inputs[2], "residual": inputs[3], "result": out}[written].add_(0)
+        return torch.autograd.grad(out.sin().sum(), leaves)
+
+    for activation, read in (("none", ()), ("tanh", ("result",)), ("silu", ("bias", "residual"))):
+        expected = gradients(activation, None)
+        for written in ("bias", "residual", "result"):
+            if written in read:
+                assert "modified by an inplace operation" in refusal(lambda a=activation, w=written: gradients(a, w))
+            else:
+                found = gradients(activation, written)
+                assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), (activation, written)
 
 
 def checkpointed(wanted: bool) -> None:

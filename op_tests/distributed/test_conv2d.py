@@ -112,6 +112,10 @@ def test_second_derivatives_of_overlapped_parts() -> None:
     pool_of(3).run("conv2d_checks", "overlapped_second_derivatives")
 
 
+def test_what_the_backward_of_overlapped_parts_does_not_read_may_be_written() -> None:
+    pool_of(3).run("conv2d_checks", "written_behind")
+
+
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_gradients_through_a_checkpoint_are_those_without(overlapped) -> None:
     pool_of(3).run("conv2d_checks", "checkpointed", overlapped)

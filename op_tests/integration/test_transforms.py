@@ -324,6 +324,63 @@ def test_gradients_through_a_checkpoint_are_those_without(device: torch.device, 
         check_equal([leaf.grad for leaf in again], expected, 1e-6)
 
 
+# ---- writing behind a call ---------------------------------------------------------------------------------------------------
+
+READ = {  # by the backward, beside x and weight
+    **dict.fromkeys(("relu", "relu6", "sigmoid", "tanh", "leaky_relu"), ("result",)),
+    **dict.fromkeys(("gelu", "gelu_tanh", "silu", "hardswish"), ("bias", "residual")),
+    "none": (),
+}
+
+
+def _conv2d(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, activation: str) -> Tensor:
+    return hipconv.conv2d(x, weight, bias, 1, 1, groups=2, residual=residual, activation=activation)
+
+
+def _conv3d(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, activation: str) -> Tensor:
+    return hipconv.conv3d(x, weight, bias, 1, 1, groups=2, residual=residual, activation=activation)
+
+
+@pytest.mark.parametrize("written", ["result", "bias", "residual"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("function", "shapes"), [(_conv2d, _CONV2D), (_conv3d, _CONV3D[:4])], ids=["conv2d", "conv3d"])
+def test_what_the_backward_does_not_read_may_be_written(
+    device: torch.device, function: Callable[..., Tensor], shapes: tuple[tuple[int, ...], ...], activation: str, written: str
+) -> None:
+    torch.manual_seed(5)
+    leaves = [torch.randn(shape).to(device).requires_grad_() for shape in shapes]
+
+    def gradients(in_place: bool) -> tuple[Tensor, ...]:
+        inputs = [leaf.clone() for leaf in leaves]
+        result = function(*inputs, activation)
+        if written != "result":
+            if in_place:
+                inputs[2 if written == "bias" else 3].mul_(3)
+            return torch.autograd.grad(total(result), leaves)
+        return torch.autograd.grad(total(result.mul_(3) if in_place else result * 3), leaves)
+
+    for _ in range(2):  # the first call may load a module
+        expected = gradients(False)
+        if written in READ[activation]:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                gradients(True)
+        else:
+            check_equal(gradients(True), expected, 1e-6)
+
+
+def test_writing_into_a_result_is_compiled() -> None:
+    with environment(**WAYS["cpu"]):
+        leaves = [t.requires_grad_() for t in inputs_of(FUNCTIONS["conv2d none"], torch.device("cpu"))]
+
+        def layer(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+            result = _conv2d(x, weight, bias, residual, "none")
+            result += x.sum()
+            return F.relu(result, inplace=True)
+
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        check_equal(torch.autograd.grad(total(compiled(*leaves)), leaves), torch.autograd.grad(total(layer(*leaves)), leaves))
+
+
 # ---- dual tensors ------------------------------------------------------------------------------------------------------------
 
 

@@ -208,6 +208,11 @@ def fetch(x: Tensor, dim: int, wants: Wants, group: Group, begun: PartsExchange 
     return _Fetch.apply(x, dim, wants, group, begun)
 
 
+def give_back(dout: Tensor, dim: int, wants: Wants, group: Group, size: int) -> Tensor:
+    """The gradient of this rank's shard, of `size` along `dim`, from that of what it fetched. Differentiable."""
+    return _GiveBack.apply(dout, dim, wants, group, size)
+
+
 def bytes_of(tensor: Tensor) -> Tensor:
     flat = tensor.resolve_conj().resolve_neg().reshape(-1).contiguous()
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element is contiguous at any stride, and then has no view

@@ -8,6 +8,7 @@ split.)
 from __future__ import annotations
 
 from collections.abc import Sequence
+import functools
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -15,10 +16,11 @@ import torch
 from torch import Tensor
 
 from ..ops.conv2d import calls, forward, geometry, router
+from ..ops.conv2d.activations import read_by_gradient
 from ..ops.conv2d.derivatives import convolution_backward, gradient_of_sums
 from ..ops.conv2d.geometry import Kind, Options, kind_of
 from .beside import Beside
-from .exchange import GivingBack, PartsExchange, cut, fetch, in_memory, joined
+from .exchange import GivingBack, PartsExchange, cut, fetch, give_back, in_memory, joined
 from .groups import Group
 from .routes import Wants
 
@@ -170,28 +172,28 @@ class _Conv2d(torch.autograd.Function):
                     run(joined(windows, x, part.axis), start, stop)
             beside.keep(*pieces)
         ctx.part, ctx.group = part, group
-        ctx.save_for_backward(x, weight, bias, residual, out, *pieces)  # this rank's own pieces are views of x
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (bias, residual)]
+        read = read_by_gradient(part.local.activation, bias, residual, out)
+        ctx.save_for_backward(x, weight, *read, *pieces)  # this rank's own pieces are views of x
         return out
 
     @staticmethod
     def backward(ctx, dout):
         x, weight, bias, residual, out, *pieces = ctx.saved_tensors
         part, group, wanted = ctx.part, ctx.group, ctx.needs_input_grad[:4]
-        if torch.is_grad_enabled():  # create_graph=True: by operators that can be differentiated again
-            inputs = [tensor for tensor, wants in zip((x, weight, bias, residual), wanted, strict=True) if wants]
-            again = part.of(fetched(x, part.axis, part.wants, group), weight, bias, residual)
-            gradients = iter(torch.autograd.grad(again, inputs, dout, create_graph=True))
-            return *(next(gradients) if wants else None for wants in wanted), None, None
         wants_x, wants_weight, wants_bias, wants_residual = wanted
-        around, o = joined(pieces, x, part.axis), part.local
+        bias_dtype, residual_dtype = ctx.dtypes
+        again, o = torch.is_grad_enabled(), part.local  # with create_graph=True, by what can be differentiated again
+        around = fetched(x, part.axis, part.wants, group) if again else joined(pieces, x, part.axis)
         choices = {"algorithm": part.choices["algorithm"], "workspace_limit": router.WORKSPACE_LIMIT}
         dsum = gradient_of_sums(SimpleNamespace(options=o, choices=choices), (around, weight, bias, residual, out), dout)
-        back = dweight = None
+        came_back = dweight = None
         if wants_x:
             dfetched, _ = convolution_backward(dsum, around, weight, *o[:4], o.padding_mode, True, False)
-            back = GivingBack(_pixels(dfetched), part.axis - 1, part.wants, group, x.shape[part.axis], in_place=True)
+            sent = _pixels(dfetched), part.axis - 1, part.wants, group, x.shape[part.axis]
+            came_back = functools.partial(give_back, *sent) if again else GivingBack(*sent, in_place=True).wait
         if wants_weight:  # while the gradients of others' rows travel
             _, dweight = convolution_backward(dsum, around, weight, *o[:4], o.padding_mode, False, True)
-        dbias = dsum.sum((0, 2, 3), dtype=bias.dtype) if wants_bias else None
-        dresidual = dsum.to(residual.dtype) if wants_residual else None
-        return None if back is None else _images(back.wait()), dweight, dbias, dresidual, None, None
+        dbias = dsum.sum((0, 2, 3), dtype=bias_dtype) if wants_bias else None
+        dresidual = dsum.to(residual_dtype) if wants_residual else None
+        return None if came_back is None else _images(came_back()), dweight, dbias, dresidual, None, None

@@ -50,10 +50,21 @@ _FROM_INPUT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def gradient(name: str, dy: Tensor, output: Tensor, preactivation: Callable[[], Tensor]) -> Tensor:
+def read_by_gradient(
+    name: str, bias: Tensor | None, residual: Tensor | None, output: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """A call's tensors, but None for those that `gradient` of activation `name` does not read: nothing keeps them, and their
+    owner may write into them. Bias and residual are read where the sum is made again.
+    """
+    sums_again = name in _FROM_INPUT
+    return bias if sums_again else None, residual if sums_again else None, output if name in _FROM_OUTPUT else None
+
+
+def gradient(name: str, dy: Tensor, output: Tensor | None, preactivation: Callable[[], Tensor]) -> Tensor:
     """The gradient before activation `name` from that behind it; `preactivation` is asked only if the output does not tell."""
     if name == "none":
         return dy
     if name in _FROM_OUTPUT:
+        assert output is not None
         return _FROM_OUTPUT[name](dy, output)
     return _FROM_INPUT[name](dy, preactivation())

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..dispatch import fake, library
 from ..filters import recorded
 from ..transforms import SingleLevelFunction, apply, fold, on_autograd_key, on_vmap, primals, wants_derivative, without_autocast
-from .activations import gradient
+from .activations import gradient, read_by_gradient
 from .geometry import Options
 from .operators import options_of, with_padding
 
@@ -26,7 +26,8 @@ class _Conv2d(SingleLevelFunction):
         ctx.choices = {name: choices[name] for name in ("algorithm", "workspace_limit", "float32_precision")}
         with recorded():
             output = below(x, weight, bias, residual, *geometry, **choices)
-        ctx.save_for_backward(x, weight, bias, residual, output)
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (bias, residual)]
+        ctx.save_for_backward(x, weight, *read_by_gradient(ctx.options.activation, bias, residual, output))
         ctx.save_for_forward(x, weight, bias, residual, output)
         return output
 
@@ -61,8 +62,9 @@ def _sums(
 
 
 def _gradients(ctx: Any, dout: Tensor, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    saved = x, weight, bias, residual, _ = ctx.saved_tensors  # once: torch.utils.checkpoint gives each of them out once
+    saved = x, weight, *_ = ctx.saved_tensors  # once: torch.utils.checkpoint gives each of them out once
     o: Options = ctx.options
+    bias_dtype, residual_dtype = ctx.dtypes
     wants_x, wants_weight, wants_bias, wants_residual = wanted
     dsum = gradient_of_sums(ctx, saved, dout)
     dx = dweight = None
@@ -70,18 +72,18 @@ def _gradients(ctx: Any, dout: Tensor, wanted: Sequence[bool]) -> tuple[Tensor |
         traced = type(dout) is not Tensor or torch._C._len_torch_dispatch_stack() > 0
         by = torch.ops.hipconv.conv2d_bwd.default if traced and not torch.is_grad_enabled() else convolution_backward
         dx, dweight = by(dsum, x, weight, *o[:4], o.padding_mode, wants_x, wants_weight)
-    dbias = dsum.sum((0, 2, 3), dtype=bias.dtype) if wants_bias else None
+    dbias = dsum.sum((0, 2, 3), dtype=bias_dtype) if wants_bias else None
     return (
         dx if wants_x else None,
         dweight if wants_weight else None,
         dbias,
-        dsum.to(residual.dtype) if wants_residual else None,
+        dsum.to(residual_dtype) if wants_residual else None,
     )
 
 
 def gradient_of_sums(recorded: Any, saved: Sequence[Any], dout: Tensor) -> Tensor:
-    """The gradient before the activation. `recorded` has the options and choices of a call, and `saved` are its x, weight,
-    bias, residual and out.
+    """The gradient before the activation. `recorded` has the options and choices of a call, and `saved` are its x, weight, and
+    what `read_by_gradient` says of its bias, residual and out.
     """
     x, weight, bias, residual, out = saved
     before = functools.partial(_sums, recorded, x, weight, bias, residual, dout.dtype)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..conv2d.activations import gradient
+from ..conv2d.activations import gradient, read_by_gradient
 from ..dispatch import library
 from ..filters import recorded
 from ..transforms import SingleLevelFunction, apply, fold, on_autograd_key, on_vmap, primals, wants_derivative, without_autocast
@@ -28,14 +28,16 @@ class _Conv3d(SingleLevelFunction):
         ctx.choices = {name: choices[name] for name in ("algorithm", "workspace_limit", "float32_precision")}
         with recorded():
             output = below(x, weight, bias, residual, cache, *geometry, **choices)
-        ctx.save_for_backward(x, weight, bias, residual, cache, output)
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (bias, residual)]
+        ctx.save_for_backward(x, weight, cache, *read_by_gradient(ctx.options.activation, bias, residual, output))
         ctx.save_for_forward(x, weight, bias, residual, cache, output)
         return output
 
     @staticmethod
     def backward(ctx, dout):
-        x, weight, bias, residual, cache, out = ctx.saved_tensors
+        x, weight, cache, bias, residual, out = ctx.saved_tensors
         o: Options = ctx.options
+        bias_dtype, residual_dtype = ctx.dtypes
         wants_x, wants_weight, wants_bias, wants_residual, wants_cache = ctx.needs_input_grad[1:6]
         before = functools.partial(_sums, ctx, x, weight, bias, residual, cache, dout.dtype)
         dsum = gradient(o.activation, dout, out, before)
@@ -46,8 +48,8 @@ class _Conv3d(SingleLevelFunction):
             if dframes is not None:
                 dx = dframes.narrow(2, cached, x.shape[2]) if wants_x else None
                 dcache = dframes.narrow(2, 0, cached) if wants_cache else None
-        dbias = dsum.sum((0, 2, 3, 4), dtype=bias.dtype) if wants_bias else None
-        return None, dx, dweight, dbias, dsum.to(residual.dtype) if wants_residual else None, dcache, None, None
+        dbias = dsum.sum((0, 2, 3, 4), dtype=bias_dtype) if wants_bias else None
+        return None, dx, dweight, dbias, dsum.to(residual_dtype) if wants_residual else None, dcache, None, None
 
     @staticmethod
     def jvp(ctx, _below, tx, tweight, tbias, tresidual, tcache, *_):
