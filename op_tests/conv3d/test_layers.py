@@ -45,6 +45,24 @@ def test_steps_are_the_whole(device: torch.device, time_padding: str) -> None:
     assert torch.allclose(whole, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("time_padding", ["zeros", "first"])
+def test_a_step_without_frames_gives_none_and_changes_nothing(device: torch.device, time_padding: str) -> None:
+    layer = hipconv.nn.CausalConv3d(8, 6, 3, padding=1, time_padding=time_padding, device=device)
+    x = torch.randn(1, 8, 4, 5, 6, device=device)
+    with torch.no_grad():
+        whole = layer(x)
+        for sizes in ([1, 0, 0, 3], [3, 0, 1], *([[0, 4]] if time_padding == "zeros" else [])):
+            layer.reset()
+            chunks = [layer.step(chunk) for chunk in x.split(sizes, 2)]
+            assert [chunk.shape[2] for chunk in chunks] == sizes
+            assert torch.allclose(torch.cat(chunks, 2), whole, atol=1e-6)
+        layer.reset()
+        if time_padding == "first":
+            with pytest.raises(ValueError, match=r"^x: got shape \(1, 8, 0, 5, 6\), expected at least a frame, or a cache"):
+                layer.step(x[:, :, :0])
+            assert torch.allclose(layer.step(x), whole, atol=1e-6)
+
+
 def test_a_layer_loads_torchs_state_trains_and_says_what_is_wrong(device: torch.device) -> None:
     plain, layer = nn.Conv3d(4, 4, (3, 1, 1), device=device), hipconv.nn.CausalConv3d(4, 4, (3, 1, 1), device=device)
     layer.load_state_dict(plain.state_dict())

@@ -94,7 +94,7 @@ class CausalConv3d(torch.nn.Conv3d):
         return self._conv3d(input, residual)
 
     def step(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The same of the next chunk of a video, of one frame or more.
+        """The same of the next chunk of a video. One without frames, which gives none, leaves what is kept as it is.
 
         Records no gradient: call it under ``torch.no_grad()``.
 
@@ -113,7 +113,7 @@ class CausalConv3d(torch.nn.Conv3d):
                 f"frames {tuple(cache.shape)}, {cache.dtype} on {cache.device}, are kept. For another video call reset() first."
             )
         if spare is None:
-            spare = torch.empty_like(input[..., :1, :, :].expand(shape), memory_format=_layout(input))
+            spare = torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=_layout(input))
         result = self._conv3d(input, residual, cache, spare)
         self._caches = [spare, cache]
         return result
