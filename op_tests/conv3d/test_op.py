@@ -275,6 +275,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"^x: got shape .* whose frames with padding are 2",
     ),
+    "no frame to repeat before the first one": (
+        lambda: hipconv.conv3d(X[:, :, :0], WEIGHT, padding=(0, 1, 1), time_padding="first"),
+        ValueError,
+        r"^x: got shape \(1, 4, 0, 5, 5\), expected at least a frame, or a cache, with time_padding 'first', which repeats it",
+    ),
+    "no frame to repeat at the edges": (
+        lambda: hipconv.conv3d(X[:, :, :0], WEIGHT, padding=1, time_padding="edges"),
+        ValueError,
+        r"^x: got shape \(1, 4, 0, 5, 5\), expected at least a frame, with time_padding 'edges', which repeats it",
+    ),
     "an algorithm that is not known": (
         lambda: hipconv.conv3d(X, WEIGHT, algorithm="winograd"),
         ValueError,

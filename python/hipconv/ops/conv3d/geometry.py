@@ -154,6 +154,11 @@ def out_shape(x: Sequence[int], weight: Sequence[int], cached: int, o: Options) 
     check_groups(x, weight, o.groups, "frames, height, width")
     frames, *image = x[2:]
     sides = ((o.front(kernel[0], cached), o.padding[1]), o.padding[2:4], o.padding[4:])
+    if o.time_padding in ("first", "edges") and max(sides[0]) > 0 and cached + frames == 0:
+        needed = "a frame, or a cache" if o.is_causal else "a frame"
+        raise ValueError(
+            f"x: got shape {tuple(x)}, expected at least {needed}, with time_padding '{o.time_padding}', which repeats it"
+        )
     sizes = []
     for axis, size, taps, step, dilation, (before, after), mode in zip(
         ("frames", "height", "width"), (cached + frames, *image), kernel, o.stride, o.dilation, sides,
