@@ -132,10 +132,14 @@ def test_replace_folds_fuses_and_says_why() -> None:
     assert report.replaced == 5
     assert became["stem.0"].taken_in == ("stem.1", "stem.2")
     assert model.stem[0].activation == "gelu"
-    assert became["a"].taken_in == ("norm_a",)  # relu is called twice
+    assert became["a"].taken_in == ("norm_a",)
+    assert became["a"].why == "relu is called 2 times"
     assert became["b"].taken_in == ("norm_b",)
-    assert became["twice"].taken_in == ()  # its result has two uses
+    assert became["b"].why == ""
+    assert became["twice"].taken_in == ()
+    assert became["twice"].why == "act is one of 2 uses of its result"
     assert became["head"].taken_in == ()  # a slope that no kernel has
+    assert report.notes == []
     assert "5 of 5 convolutions are replaced" in str(report)
     assert model.head.weight.is_contiguous(memory_format=torch.channels_last)
     copy.deepcopy(model)(x)
@@ -183,6 +187,7 @@ def test_replace_shares_parameters_and_shared_layers() -> None:
     assert a[0].weight is weight
     assert a[0].activation == "none"  # it is called in two places
     assert [layer.name for layer in report.layers] == ["a.0", "b.0"]
+    assert [layer.why for layer in report.layers] == ["b.1 follows it in one of 2 places"] * 2
     assert isinstance(a[1], nn.ReLU)
 
 
@@ -202,6 +207,115 @@ def test_replace_where_fx_cannot_follow() -> None:
     report = hipconv.replace_conv2d(model)
     assert {layer.name: layer.taken_in for layer in report.layers} == {"body.0": ("body.1",), "body.2": (), "last": ()}
     torch.testing.assert_close(model(x), before)
+    reason = "symbolically traced variables cannot be used as inputs to control flow"
+    meaning = "what follows a layer is taken from the order of each Sequential"
+    assert f"torch.fx cannot follow Looks.forward ({reason}): {meaning}\n" in str(report)
+    report.undo()
+    assert "torch.fx" not in str(hipconv.replace_conv2d(model, fuse_activations=False))
+
+
+class Branches(nn.Module):
+    """A convolution, and an activation of its result that depends on which arguments a call has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+        self.same, self.act = nn.Conv2d(3, 3, 1), nn.SiLU()
+        self.body = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU())
+
+    def end(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.same(x))
+
+
+class ByNone(Branches):
+    def forward(self, x: torch.Tensor, skip: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.body[0](self.end(x))
+        if skip is None:
+            return y
+        return self.body[1](y) + skip
+
+
+class ByKeyword(Branches):
+    def forward(self, x: torch.Tensor, *, skip: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.body[0](self.end(x))
+        return self.body[1](y) if skip is None else y + skip
+
+
+class ByStars(Branches):
+    def forward(self, x: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
+        y = self.body[0](self.end(x))
+        skip = others.get("skip")
+        return y if skip is None else self.body[1](y) + skip
+
+
+class WithoutTheLayer(Branches):
+    """One call has the activation behind another layer."""
+
+    def forward(self, x: torch.Tensor, skip: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.end(x)
+        return self.body[1](y) if skip is None else self.body[1](self.body[0](y)) + skip
+
+
+@pytest.mark.parametrize("kind", [ByNone, ByKeyword, ByStars, WithoutTheLayer])
+def test_replace_asks_what_follows_with_and_without_optional_arguments(kind: type[Branches]) -> None:
+    model = kind().eval()
+    x = torch.randn(1, 3, 5, 4)
+    before = model(x), model(x, skip=x)
+    report = hipconv.replace_conv2d(model)
+    torch.testing.assert_close((model(x), model(x, skip=x)), before)
+    became = {layer.name: layer for layer in report.layers}
+    assert became["same"].taken_in == ("act",)
+    assert became["body.0"].taken_in == ()
+    assert became["body.0"].why == "body.1 follows it in some calls only"
+    assert report.notes == []
+
+
+class FailsByDefault(Branches):
+    def forward(self, x: torch.Tensor, skip: torch.Tensor | None = None) -> torch.Tensor:
+        if skip is None and x.sum() > -1e9:
+            return self.same(self.body(x))
+        return self.end(self.body(x)) + (0 if skip is None else skip)
+
+
+class FailsWithAll(Branches):
+    def forward(self, x: torch.Tensor, features: bool = False) -> torch.Tensor:
+        y = self.body(x)
+        return self.same(y) if features else self.end(y)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [(FailsByDefault, "without its optional arguments"), (FailsWithAll, "with all of its arguments")],
+)
+def test_replace_where_fx_follows_one_of_two_calls(kind: type[Branches], how: str) -> None:
+    """A layer is taken in where the call that was followed and the order of a Sequential agree."""
+    model = kind().eval()
+    x = torch.randn(1, 3, 5, 4)
+    second = x if kind is FailsByDefault else True
+    before = model(x), model(x, second)
+    report = hipconv.replace_conv2d(model)
+    torch.testing.assert_close((model(x), model(x, second)), before)
+    assert {layer.name: layer.taken_in for layer in report.layers} == {"first": (), "same": (), "body.0": ("body.1",)}
+    assert f"torch.fx cannot follow {kind.__name__}.forward {how} (symbolically traced" in str(report)
+
+
+def test_replace_says_why_a_batch_norm_stays() -> None:
+    class Shared(Branches):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.same(self.norm(self.first(x)))) + self.body[1](self.body[0](self.body[0](x)))
+
+    model = Shared().eval()
+    x = torch.randn(1, 3, 5, 4)
+    before = model(x)
+    report = hipconv.replace_conv2d(model, fold_batchnorm=True)
+    torch.testing.assert_close(model(x), before)
+    assert {layer.name: layer.why for layer in report.layers} == {
+        "first": "norm is called 2 times",
+        "same": "norm is called 2 times",
+        "body.0": "body.1 follows one of 2 calls of it",
+    }
+    report.undo()
+    assert [layer.why for layer in hipconv.replace_conv2d(model, fuse_activations=False).layers] == ["", "", ""]
 
 
 def test_replace_takes_in_nothing_that_the_graph_shows_twice() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import dataclasses
 import functools
+import inspect
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -34,10 +35,18 @@ class ReplacedLayer:
 class Replacement:
     """The result of `replace_conv2d` and `replace_conv3d`. Print it for a table; `undo` it to have the model as it was."""
 
-    def __init__(self, layers: list[ReplacedLayer], steps: list[Callable[[], object]], norms: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        layers: list[ReplacedLayer],
+        steps: list[Callable[[], object]],
+        norms: Sequence[str] = (),
+        notes: Sequence[str] = (),
+    ) -> None:
         self.layers = layers
         self.norms = norms
         """The names of group norms that leave images in channels_last memory now."""
+        self.notes = notes
+        """Lines on what is uncertain about the order of the model's layers; empty where `torch.fx` could follow its code."""
         self._steps = steps
 
     @property
@@ -60,7 +69,7 @@ class Replacement:
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines += [f"{len(self.norms)} group norms keep channels_last memory"] if self.norms else []
-        return "\n".join([*lines, f"{self.replaced} of {len(self.layers)} convolutions are replaced"])
+        return "\n".join([*lines, *self.notes, f"{self.replaced} of {len(self.layers)} convolutions are replaced"])
 
 
 def replace_conv2d(
@@ -68,8 +77,11 @@ def replace_conv2d(
 ) -> Replacement:
     """Replace each `torch.nn.Conv2d` in `model`, in place, by a `hipconv.nn.Conv2d` that shares its parameters.
 
-    What follows a convolution is found by `torch.fx`, which follows `forward` in the mode that the model is in, or, where that
-    cannot be followed, in each `torch.nn.Sequential`, whose children are taken to be called one after another.
+    What follows a convolution is found by `torch.fx`, which follows `forward` in the mode that the model is in, once with all
+    arguments given and once without the optional ones: a layer is taken in where it follows in both. Where one of these cannot
+    be followed, the order in each `torch.nn.Sequential` decides, whose children are taken to be called one after another, and
+    the report says so. A model that then calls a child of a Sequential by itself, or a convolution from a method other than
+    `forward`, gets the activation there too: pass ``fuse_activations=False`` for it.
 
     Args:
         model: any module but a convolution itself.
@@ -98,8 +110,7 @@ def replace_conv2d(
     layers: list[ReplacedLayer] = []
     steps: list[Callable[[], object]] = []
     names = _names(model)
-    in_graph = _next_in_graph(model)
-    next_of = _next_in_sequentials(model) if in_graph is None else in_graph
+    order, notes = _order(model, names)
     made: list[Conv2d] = []
     for layer, places in names.items():
         if not isinstance(layer, torch.nn.Conv2d) or isinstance(layer, Conv2d):
@@ -108,7 +119,7 @@ def replace_conv2d(
             layers += [ReplacedLayer(name, False, (), why) for name in places]
             continue
         new = Conv2d.from_torch(layer)
-        taken, why = _take_in(new, layer, names, next_of, fold_batchnorm, fuse_activations)
+        taken, why = _take_in(new, layer, names, order, fold_batchnorm, fuse_activations)
         for name in places:
             _put(model, name, new, steps)
         for name, instead in taken.items():
@@ -121,59 +132,142 @@ def replace_conv2d(
             lay_out(new.weight, torch.channels_last, steps)
         norms = keep_norms_in_layout(model, steps)
         convert_arguments(model, torch.channels_last, steps)
-    return Replacement(layers, steps, norms)
+    return Replacement(layers, steps, norms, notes if made and (fold_batchnorm or fuse_activations) else ())
 
 
 # ---- what follows a layer ----------------------------------------------------------------------------------------------------
 
-Next = dict[torch.nn.Module, torch.nn.Module]
-"""For a layer that is called once, and whose result goes to one layer alone, which is called once: that layer."""
+Names = dict[torch.nn.Module, list[str]]
+
+
+class _Order(NamedTuple):
+    """The order of layers, as a graph or the Sequentials of a model have it."""
+
+    called: Collection[torch.nn.Module]
+    """The layers of which it tells."""
+    next_of: dict[torch.nn.Module, torch.nn.Module]
+    """For a layer that is called once, and whose result goes to one layer alone, which is called once: that layer."""
+    left: dict[torch.nn.Module, tuple[torch.nn.Module, str]]
+    """For another layer before a batch norm or an activation: that one, and why it does not count as the next."""
+
+
+def _order(model: torch.nn.Module, names: Names) -> tuple[_Order, list[str]]:
+    """The order of layers in every call of the model, as far as can be told, and notes on how far that is."""
+    orders: list[_Order] = []
+    failures: list[tuple[str, str]] = []
+    for with_optional, how in ((True, " with all of its arguments"), (False, " without its optional arguments")):
+        try:
+            if not with_optional and not any(map(_is_optional, _parameters(type(model).forward))):
+                continue  # it is the same call
+            orders.append(_order_in_graph(model, _Tracer(with_optional).trace(model)))
+        except Exception as error:  # whatever the model's own code raises for what fx hands it
+            reason = " ".join(str(error).split()) or type(error).__name__
+            failures.append((how, reason if len(reason) <= 150 else f"{reason[:150]}..."))
+    notes: list[str] = []
+    if failures:
+        how, reason = failures[0]
+        meaning = "what follows a layer is taken from the order of each Sequential"
+        if orders:
+            meaning += ", where the calls that it can follow agree"
+        else:
+            how = ""
+        notes = [f"torch.fx cannot follow {type(model).__name__}.forward{how} ({reason}): {meaning}"]
+        orders.append(_order_in_sequentials(model, names))
+    return _agreed(orders), notes
+
+
+def _agreed(orders: list[_Order]) -> _Order:
+    """Keep of a layer and its next what all orders say that call one of the two."""
+    result = _Order(set().union(*(order.called for order in orders)), {}, {})
+    for order in orders:
+        for layer, after in order.next_of.items():
+            others = [other for other in orders if layer in other.called or after in other.called]
+            if all(other.next_of.get(layer) is after for other in others):
+                result.next_of[layer] = after
+            else:
+                result.left.setdefault(layer, (after, "follows it in some calls only"))
+    for order in orders:
+        result.left.update({layer: left for layer, left in order.left.items() if layer not in result.next_of})
+    return result
 
 
 class _Tracer(fx.Tracer):
+    """Calls forward with all of its arguments, or only with those that have no default."""
+
+    def __init__(self, with_optional: bool) -> None:
+        super().__init__()
+        self._with_optional = with_optional
+
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
         own = isinstance(m, (torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.GroupNorm))
         return own or super().is_leaf_module(m, module_qualified_name)
 
+    def create_args_for_root(self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None) -> tuple[Any, list]:
+        if self._with_optional:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        needed = [parameter for parameter in _parameters(root_fn) if not _is_optional(parameter)]
+        keywords = [parameter.name for parameter in needed if parameter.kind is parameter.KEYWORD_ONLY]
+        positional = len(needed) - len(keywords)
 
-def _next_in_graph(model: torch.nn.Module) -> Next | None:
-    """As the graph of the model's forward has it; None if fx cannot follow it."""
-    try:
-        graph = _Tracer().trace(model)
-    except Exception:  # whatever the model's own code raises for what fx hands it
-        return None
+        def call(root: torch.nn.Module, *values: Any) -> Any:
+            return root_fn(root, *values[:positional], **dict(zip(keywords, values[positional:], strict=True)))
+
+        return call, [self.root, *(self.create_proxy("placeholder", parameter.name, (), {}) for parameter in needed)]
+
+
+def _parameters(forward: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Those of a method, without self."""
+    return list(inspect.signature(forward).parameters.values())[1:]
+
+
+def _is_optional(parameter: inspect.Parameter) -> bool:
+    stars = (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is not parameter.empty or parameter.kind in stars
+
+
+def _order_in_graph(model: torch.nn.Module, graph: fx.Graph) -> _Order:
     calls: dict[torch.nn.Module, list[fx.Node]] = {}
     for node in graph.nodes:
         if node.op == "call_module":
             calls.setdefault(model.get_submodule(str(node.target)), []).append(node)
-    result: Next = {}
+    result = _Order(calls, {}, {})
     for layer, nodes in calls.items():
-        users = list(nodes[0].users)
-        if (
-            len(nodes) != 1
-            or len(users) != 1
-            or users[0].op != "call_module"
-            or users[0].args != (nodes[0],)
-            or users[0].kwargs
-        ):
-            continue
-        after = model.get_submodule(str(users[0].target))
-        if len(calls[after]) == 1:
-            result[layer] = after
+        users = [user for node in nodes for user in node.users]
+        followers = [
+            model.get_submodule(str(user.target))
+            for user in users
+            if user.op == "call_module" and len(user.args) == 1 and user.args[0] in nodes and not user.kwargs
+        ]
+        if len(nodes) == len(users) == len(followers) == len(calls[followers[0]]) == 1:
+            result.next_of[layer] = followers[0]
+        elif after := next(filter(_may_be_taken_in, followers), None):
+            if len(nodes) > 1:
+                why = f"follows one of {len(nodes)} calls of it"
+            elif len(users) > 1:
+                why = f"is one of {len(users)} uses of its result"
+            else:
+                why = f"is called {len(calls[after])} times"
+            result.left[layer] = after, why
     return result
 
 
-def _next_in_sequentials(model: torch.nn.Module) -> Next:
-    result: Next = {}
-    names = _names(model)
+def _order_in_sequentials(model: torch.nn.Module, names: Names) -> _Order:
+    result = _Order(names, {}, {})
     for parent in model.modules():
         if not isinstance(parent, torch.nn.Sequential) or type(parent).forward is not torch.nn.Sequential.forward:
             continue
-        children = list(parent)
-        for layer, after in itertools.pairwise(children):
-            if len(names[layer]) == len(names[after]) == 1 and children.count(layer) == children.count(after) == 1:
-                result[layer] = after
+        for layer, after in itertools.pairwise(parent):
+            places = [max(len(names[module]), list(parent).count(module)) for module in (layer, after)]
+            if places == [1, 1]:
+                result.next_of[layer] = after
+            elif _may_be_taken_in(after):
+                why = f"follows it in one of {places[0]} places" if places[0] > 1 else f"stands in {places[1]} places"
+                result.left[layer] = after, why
     return result
+
+
+def _may_be_taken_in(layer: torch.nn.Module) -> bool:
+    return isinstance(layer, torch.nn.BatchNorm2d) or _name_of_activation(layer) is not None
 
 
 # ---- what a convolution takes in ---------------------------------------------------------------------------------------------
@@ -182,8 +276,8 @@ def _next_in_sequentials(model: torch.nn.Module) -> Next:
 def _take_in(
     new: Conv2d,
     layer: torch.nn.Conv2d,
-    names: dict[torch.nn.Module, list[str]],
-    next_of: Next,
+    names: Names,
+    order: _Order,
     fold_batchnorm: bool,
     fuse_activations: bool,
 ) -> tuple[dict[str, torch.nn.Module], str]:
@@ -192,8 +286,9 @@ def _take_in(
     Returns by name what stands in the place of each layer that is taken in, and why the next one is not.
     """
     taken: dict[str, torch.nn.Module] = {}
-    after = next_of.get(layer)
+    after = order.next_of.get(layer)
     activation: torch.nn.Module | None = after
+    last: torch.nn.Module = layer
     if isinstance(after, torch.nn.BatchNorm2d):
         if not fold_batchnorm:
             return taken, ""
@@ -207,7 +302,11 @@ def _take_in(
             taken.update(dict.fromkeys(names[after], own if name is None else torch.nn.Identity()))
             return taken, ""
         taken.update(dict.fromkeys(names[after], torch.nn.Identity()))
-        activation = next_of.get(after)
+        activation, last = order.next_of.get(after), after
+    if last in order.left:
+        left, why = order.left[last]
+        wanted = fold_batchnorm and last is layer if isinstance(left, torch.nn.BatchNorm2d) else fuse_activations
+        return taken, f"{names[left][0]} {why}" if wanted else ""
     if fuse_activations and activation is not None and not _has_hooks(activation):
         name = _name_of_activation(activation)
         if name is not None:
@@ -269,9 +368,9 @@ def _fold(new: Conv2d, norm: torch.nn.BatchNorm2d) -> None:
 # ---- the model ---------------------------------------------------------------------------------------------------------------
 
 
-def _names(model: torch.nn.Module) -> dict[torch.nn.Module, list[str]]:
+def _names(model: torch.nn.Module) -> Names:
     """Each module's names: a module may have several."""
-    names: dict[torch.nn.Module, list[str]] = {}
+    names: Names = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
     return names
