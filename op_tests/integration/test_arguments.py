@@ -392,6 +392,41 @@ def test_a_window_wider_than_buffers_is_left_to_kernels_without_any() -> None:
     assert (hip.causal_conv1d(x + 1, weight + 1) == torch.tensor([1.0, 2.0, 3.0])).all()
 
 
+class Index:
+    """An integer of a class of its own."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+@pytest.mark.parametrize("of", [np.int64, np.uint8, Index])
+def test_integers_of_any_class_are_integers(of: Callable[[int], Any]) -> None:
+    pair, triple = [of(2), of(1)], (of(1), of(2), of(1))
+    x, filters = randn(1, 4, 9, 8), randn(4, 2, 3, 3)
+    expected = hip.conv2d(x, filters, None, [2, 1], 1, 2, 2)
+    numbers: Any = (None, pair, of(1), of(2), of(2))
+    assert torch.equal(hip.conv2d(x, filters, *numbers, workspace_limit=of(9)), expected)
+    assert hip.conv2d_plan(x, filters, *numbers, workspace_limit=of(9)).algorithm == "torch"
+    assert torch.equal(hip.reference.conv2d(x, filters, *numbers), hip.reference.conv2d(x, filters, None, [2, 1], 1, 2, 2))
+    video, blocks = randn(1, 4, 3, 9, 8), randn(4, 2, 3, 3, 3)
+    expected = hip.conv3d(video, blocks, None, (1, 2, 1), 1, 1, 2)
+    numbers = (None, triple, of(1), of(1), of(2))
+    assert torch.equal(hip.conv3d(video, blocks, *numbers, workspace_limit=of(9)), expected)
+    assert hip.conv3d_plan(video, blocks, *numbers, workspace_limit=of(9)).algorithm == "torch"
+    with pytest.raises(ValueError, match=r"^bias: got shape"):
+        hip.conv2d(x, filters, x[0, 0, 0, :3], pair, of(1), of(2), of(2))
+    with pytest.raises(TypeError, match=r"^stride: got a torch.int64 tensor"):
+        hip.conv2d(x, filters, stride=torch.tensor(1))
+    if of is not Index:  # torch's layers take no other classes
+        layer = hipconv.nn.Conv2d(of(4), of(4), of(3), of(1), of(1), groups=of(2))
+        assert torch.equal(layer(x), hip.conv2d(x, layer.weight, layer.bias, 1, 1, 1, 2))
+        causal = hipconv.nn.CausalConv3d(of(4), of(4), of(3), of(1), of(1), groups=of(2))
+        assert causal(video).shape == video.shape
+
+
 # ---- words -------------------------------------------------------------------------------------------------------------------
 
 

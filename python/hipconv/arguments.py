@@ -56,7 +56,12 @@ def _is_flag(value: object) -> bool:
 
 
 def _is_one_or_more_ints(value: object) -> bool:
-    return _is_int(value) or (isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_int, value)))
+    return _is_index(value) or (isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_index, value)))
+
+
+def _is_index(value: object) -> bool:
+    """Integers of any class; not tensors, which may be on a GPU."""
+    return _is_int(value) or (hasattr(type(value), "__index__") and not isinstance(value, (bool, Tensor)))
 
 
 # The annotation of a public function's parameter promises these, part by part: a test, and the words of an error.

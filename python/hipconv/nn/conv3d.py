@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -57,7 +58,7 @@ class CausalConv3d(torch.nn.Conv3d):
         require_kinds(CausalConv3d.__init__, locals())
         if time_padding not in ("zeros", "first"):
             raise ValueError(f"time_padding: got {describe(time_padding)}, expected 'zeros' or 'first'")
-        sides = (padding, padding) if isinstance(padding, int) else tuple(padding)
+        sides = tuple(padding) if isinstance(padding, Sequence) else (padding, padding)
         if len(sides) != 2:
             raise ValueError(f"padding: got {describe(padding)}, expected an int or a pair (height, width)")
         super().__init__(

@@ -54,7 +54,7 @@ def conv2d(
         sides = [missing[1] // 2, -(-missing[1] // 2), missing[0] // 2, -(-missing[0] // 2)]
     elif isinstance(padding, str):
         sides = [0, 0, 0, 0]
-    elif isinstance(padding, int) or len(padding) < 3:
+    elif not isinstance(padding, Sequence) or len(padding) < 3:
         (height, width) = _pair(padding)
         sides = [width, width, height, height]
     else:
@@ -71,4 +71,4 @@ def conv2d(
 
 
 def _pair(value: int | Sequence[int]) -> list[int]:
-    return [value, value] if isinstance(value, int) else [value[0], value[-1]]
+    return [value[0], value[-1]] if isinstance(value, Sequence) else [value, value]

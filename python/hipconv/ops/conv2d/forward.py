@@ -92,8 +92,9 @@ def conv2d(
         raise wrong_kind(conv2d, locals()) or error from None
     options = geometry.options if torch.compiler.is_compiling() else geometry.cached_options
     o = options(kernel, stride, padding, dilation, groups, padding_mode, activation)
+    groups = o.groups  # an int, whatever class of integers it came as
     if not (isinstance(algorithm, str) and isinstance(workspace_limit, int) and 0 <= workspace_limit < 2**63):
-        geometry.check_choices(algorithm, workspace_limit)
+        workspace_limit = geometry.check_choices(algorithm, workspace_limit)
     if float32_precision is not None:
         precision.check(float32_precision)
     choices = (out_dtype, algorithm, workspace_limit, float32_precision)

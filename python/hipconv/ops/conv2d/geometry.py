@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import functools
+import operator
 from typing import Any, NamedTuple
 
 import torch
@@ -44,10 +45,8 @@ def options(
         raise ValueError(f"padding_mode: got {describe(padding_mode)}, expected one of {listed(PADDING_MODES)}")
     pair = _pair("stride", stride, 1)
     dilations = _pair("dilation", dilation, 1)
-    if not is_integer(groups):
-        raise TypeError(f"groups: got {describe(groups)}, expected an int")
-    _check_range("groups", groups, 1)
-    return Options(pair, _padding(padding, kernel, pair, dilations), dilations, groups, padding_mode, activation)
+    count = group_count(groups)
+    return Options(pair, _padding(padding, kernel, pair, dilations), dilations, count, padding_mode, activation)
 
 
 _cached_options = functools.lru_cache(1024, typed=True)(options)  # (a float or a bool is not the int that it equals)
@@ -67,16 +66,18 @@ def cached_options(
             raise error from None
 
 
-def check_choices(algorithm: str, workspace_limit: int) -> None:
-    """That a name and a number of bytes are what they should be."""
+def check_choices(algorithm: str, workspace_limit: int) -> int:
+    """Check that a name and a number of bytes are what they should be; return the number as an int."""
     if not isinstance(algorithm, str):
         raise TypeError(f"algorithm: got {describe(algorithm)}, expected a string")
-    if not isinstance(workspace_limit, int):
+    limit = workspace_limit if isinstance(workspace_limit, int) else integer(workspace_limit)
+    if limit is None:
         raise TypeError(f"workspace_limit: got {describe(workspace_limit)}, expected a number of bytes")
-    if not 0 <= workspace_limit < 2**63:
+    if not 0 <= limit < 2**63:
         raise ValueError(
             f"workspace_limit: got {describe(workspace_limit)}, expected a number of bytes of at least 0, in 64 bits"
         )
+    return limit
 
 
 def _padding(
@@ -112,11 +113,22 @@ def _pair(name: str, value: Padding, at_least: int) -> tuple[int, int]:
 
 
 def integers(name: str, values: Sequence[Any], at_least: int) -> tuple[int, ...]:
+    result = []
     for value in values:
-        if not is_integer(value):
+        number = integer(value)
+        if number is None:
             raise TypeError(f"{name}: got {describe(value)}, expected integers")
-        _check_range(name, value, at_least)
-    return tuple(values)
+        _check_range(name, number, at_least)
+        result.append(number)
+    return tuple(result)
+
+
+def group_count(groups: Any) -> int:
+    number = integer(groups)
+    if number is None:
+        raise TypeError(f"groups: got {describe(groups)}, expected an int")
+    _check_range("groups", number, 1)
+    return number
 
 
 def _check_range(name: str, value: int, at_least: int) -> None:
@@ -126,8 +138,16 @@ def _check_range(name: str, value: int, at_least: int) -> None:
         raise ValueError(f"{name}: got {describe(value)}, expected at most 2147483647")
 
 
-def is_integer(value: object) -> bool:
-    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+def integer(value: Any) -> Any:
+    """Return an integer of any class, numpy's too, as an int; None for a bool, a tensor and what is none."""
+    if type(value) is int or isinstance(value, torch.SymInt):
+        return value
+    if isinstance(value, (bool, Tensor)):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def listed(names: Sequence[str | None]) -> str:

@@ -110,7 +110,7 @@ def conv2d_plan(
     except (AttributeError, ValueError) as error:
         raise wrong_kind(conv2d_plan, locals()) or error from None
     o = geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
-    geometry.check_choices(algorithm, workspace_limit)
+    groups, workspace_limit = o.groups, geometry.check_choices(algorithm, workspace_limit)
     precision.check(float32_precision)
     serves: tuple[str, ...]
     try:

@@ -101,7 +101,7 @@ def conv3d(
     except (AttributeError, ValueError) as error:
         raise wrong_kind(conv3d, locals()) or error from None
     o = geometry.options(kernel, stride, padding, dilation, groups, time_padding, padding_mode, activation)
-    check_choices(algorithm, workspace_limit)
+    groups, workspace_limit = o.groups, check_choices(algorithm, workspace_limit)
     precision.check(float32_precision)
     choices = (out_dtype, algorithm, workspace_limit, float32_precision)
     t = Tensors(x, weight, bias, residual, cache, out, cache_out)

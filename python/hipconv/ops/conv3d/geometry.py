@@ -20,8 +20,8 @@ from ..conv2d.geometry import (
     check_groups,
     check_out_dtype,
     check_padding,
+    group_count,
     integers,
-    is_integer,
     listed,
     windows,
 )
@@ -84,16 +84,14 @@ def options(
         if value not in known:
             raise ValueError(f"{name}: got {describe(value)}, expected one of {listed(known)}")
     steps, dilations = _triple("stride", stride, 1), _triple("dilation", dilation, 1)
-    if not is_integer(groups):
-        raise TypeError(f"groups: got {describe(groups)}, expected an int")
-    integers("groups", (groups,), 1)
+    count = group_count(groups)
     sides = _padding(padding, kernel, steps, dilations, time_padding)
     if is_causal(time_padding) and (sides[0] != 0 or sides[1] != 0):
         raise ValueError(
             f"padding: got {describe(padding)} with time_padding '{time_padding}', expected 0 for the frames, as (kernel "
             f"frames - 1) * dilation of them stand before the first one then: pass (0, height, width)"
         )
-    return Options(steps, sides, dilations, groups, time_padding, padding_mode, activation)
+    return Options(steps, sides, dilations, count, time_padding, padding_mode, activation)
 
 
 def _padding(

@@ -113,7 +113,7 @@ def conv3d_plan(
     except (AttributeError, ValueError) as error:
         raise wrong_kind(conv3d_plan, locals()) or error from None
     o = geometry.options(kernel, stride, padding, dilation, groups, time_padding, padding_mode, activation)
-    check_choices(algorithm, workspace_limit)
+    groups, workspace_limit = o.groups, check_choices(algorithm, workspace_limit)
     precision.check(float32_precision)
     serves: tuple[str, ...]
     try:
