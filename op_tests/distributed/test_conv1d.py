@@ -12,6 +12,7 @@ from distributed.conv1d_checks import CASES, WRONG, Case
 from distributed.pool import end_all, pool_of
 from distributed.worlds import OVER_GPUS
 from support.backends import WAYS
+import hipconv.distributed
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,6 +66,15 @@ def test_gradients_through_a_checkpoint_are_those_without() -> None:
 
 def test_gradients_that_nobody_wants_do_not_travel() -> None:
     pool_of(3).run("conv1d_checks", "gradients_that_nobody_wants")
+
+
+def test_a_call_before_there_is_a_process_group_says_so() -> None:
+    x, weight = torch.randn(1, 3, 5), torch.randn(3, 4)
+    for group, text in ((None, r"None \(the default group\)"), ("a name", "'a name'")):
+        with pytest.raises(
+            ValueError, match=rf"^group: got {text}, but torch\.distributed\.init_process_group was not called$"
+        ):
+            hipconv.distributed.causal_conv1d(x, weight, group=group)  # type: ignore[arg-type]
 
 
 EXPECTED = {

@@ -430,6 +430,42 @@ def test_a_form_that_writes_refuses_what_it_would_lose(device: torch.device, for
     assert (out == 7).all()
 
 
+def test_a_step_of_mambas_layers_refuses_what_it_would_lose(device: torch.device) -> None:
+    """The step hides gradients by no_grad, so that it runs beside parameters, but not those that torch.func asks for."""
+    x, weight = torch.randn(2, 3, device=device), torch.randn(3, 4, device=device)
+    state = torch.zeros(2, 3, 3, device=device)
+
+    def step(x: Tensor, weight: Tensor) -> Tensor:
+        return hipconv.causal_conv1d_update(x, state, weight).sum()
+
+    step(x, weight.clone().requires_grad_())
+    before = state.clone()
+    for place, name in enumerate(("x", "weight")):
+        with pytest.raises(ValueError, match=f"^{name}: got a tensor that requires grad"):
+            grad(step, place)(x, weight)
+    with pytest.raises(ValueError, match=r"^x: got a dual tensor"):
+        jvp(step, (x, weight), (x, weight))
+    assert torch.equal(state, before)
+
+
+def test_a_call_that_writes_says_what_it_writes_into() -> None:
+    x, weight = torch.randn(2, 3), torch.randn(3, 4, requires_grad=True)
+    state, starts = torch.zeros(2, 3, 3), torch.tensor([0, 2], dtype=torch.int32)
+    video, filters = torch.randn(1, 2, 3, 4, 4), torch.randn(2, 2, 3, 1, 1)
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("weight", lambda: serving.causal_conv1d_update(x, state, weight)),
+        ("weight", lambda: serving.causal_conv1d_fn(x.T, weight, None, state, starts)),
+        (
+            "x",
+            lambda: hipconv.conv3d(video.requires_grad_(), filters, cache_out=torch.zeros(1, 2, 2, 4, 4), time_padding="zeros"),
+        ),
+    ]
+    for name, call in calls:
+        with pytest.raises(ValueError, match=f"^{name}: got a tensor that requires grad") as refused:
+            call()
+        assert "this call writes into its arguments (out, states or caches) and records no gradient" in str(refused.value)
+
+
 # ---- lazy negation, zeros without memory -------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,8 @@ def group_of(group: object) -> Group:
     TypeError or ValueError where this process has no part in it.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        raise ValueError("group: got one before torch.distributed.init_process_group, expected that to have been called")
+        got = "None (the default group)" if group is None else describe(group)
+        raise ValueError(f"group: got {got}, but torch.distributed.init_process_group was not called")
     if group is None:
         group = dist.group.WORLD
     elif hasattr(group, "get_group") and hasattr(

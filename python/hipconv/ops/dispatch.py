@@ -79,13 +79,14 @@ def refuse_derivatives(**tensors: Tensor | None) -> None:
             continue
         if torch.is_grad_enabled() and tensor.requires_grad:
             raise ValueError(
-                f"{name}: got a tensor that requires grad, expected none while grad mode is on: this form writes into `out` "
-                f"and records no gradient. Call it under torch.no_grad(), or pass detached tensors."
+                f"{name}: got a tensor that requires grad, expected none while grad mode is on: this call writes into "
+                f"its arguments (out, states or caches) and records no gradient. Call it under torch.no_grad(), or pass "
+                f"detached tensors."
             )
         if transforms.tangent_of(tensor) is not None:
             raise ValueError(
-                f"{name}: got a dual tensor, expected none: this form writes into `out` and has no forward-mode derivative. "
-                "Pass the primal, `torch.autograd.forward_ad.unpack_dual(tensor).primal`."
+                f"{name}: got a dual tensor, expected none: this call writes into its arguments (out, states or caches) "
+                "and has no forward-mode derivative. Pass the primal, `torch.autograd.forward_ad.unpack_dual(tensor).primal`."
             )
 
 

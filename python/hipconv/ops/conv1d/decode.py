@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import SILU, UnknownActivation, as_the_peers, parse_activation, wrong_kind
+from ..dispatch import refuse_derivatives_of_torch_func
 from ..serving import operators
 
 _nothing = contextlib.nullcontext()
@@ -38,12 +39,13 @@ def causal_conv1d_update(
         A new tensor like `x`.
 
     Raises:
-        What `causal_conv1d_fn` raises. No gradient is recorded.
+        What `causal_conv1d_fn` raises. No gradient is recorded, and a derivative by `torch.func` is refused.
     """
     use_silu = parse_activation(activation, SILU, False, UnknownActivation)
     tensors = (conv_state_indices, None, None, None, None, None, cache_seqlens, None, None, None, None, None)
     try:
         inputs = (x, conv_state, weight, bias)
+        refuse_derivatives_of_torch_func(x=x, conv_state=conv_state, weight=weight, bias=bias)  # no_grad would hide them
         with torch.no_grad() if torch.is_grad_enabled() else _nothing:
             out: Any = operators.update_directly(
                 None, inputs, use_silu, tensors, -1, None, state_at_end=True, zero_padding=True, kernel="auto"
