@@ -9,6 +9,7 @@ import inspect
 import itertools
 import json
 from pathlib import Path
+import subprocess
 import sys
 
 import pytest
@@ -129,6 +130,16 @@ def test_public_names_and_where_they_are_imported_from(module: str) -> None:
     found = importlib.import_module(module)
     assert [name for name in NAMES[module] if not hasattr(found, name)] == []
     assert set(NAMES[module]) - {"__version__", *getattr(found, "__all__", NAMES[module])} == set()
+
+
+def test_the_processes_are_imported_when_they_are_asked_for() -> None:
+    script = (
+        "import sys, hipconv\n"
+        "assert 'hipconv.distributed' not in sys.modules\n"
+        "assert hipconv.distributed.halo is sys.modules['hipconv.distributed'].halo\n"
+        "assert not hasattr(hipconv, 'distribution')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_torch_knows_the_operators() -> None:

@@ -20,6 +20,7 @@ from torch import nn
 
 from support import ROOT
 from support.tensors import mismatch
+from hipconv import __main__ as main
 from hipconv import reference
 from hipconv.ops.conv2d import router
 from hipconv.ops.conv3d import router as conv3d_router
@@ -210,6 +211,13 @@ def test_the_files_and_commands_that_pages_use_exist() -> None:
             assert (ROOT / script).exists(), f"{page}: {script}"
         for command in re.findall(r"python -m hipconv ([\w-]+)", text):
             assert command in ("env", "list", "build", "clear", "demo", "hub-folder", "tune"), f"{page}: {command}"
+
+
+def test_env_prints_the_variables_that_pages_name() -> None:
+    rows = re.findall(r"^\| (`[A-Z0-9_, `]+`) \|.*$", PAGES["docs/environment.md"], re.MULTILINE)
+    named = {variable for row in rows for variable in re.findall(r"`(\w+)`", row)}
+    named |= {variable for text in PAGES.values() for variable in re.findall(r"\bXDG_[A-Z]+_HOME\b", text)}
+    assert named == set(main._VARIABLES)
 
 
 def test_the_variables_that_force_a_kernel_list_the_kernels() -> None:

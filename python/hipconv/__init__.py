@@ -2,6 +2,8 @@
 
 __version__ = "0.2.0"
 
+from typing import TYPE_CHECKING
+
 from . import errors, nn, reference, reference_training, reference_update, serving
 from .drop_in import install_as_causal_conv1d
 from .jit import cache as cache
@@ -21,6 +23,9 @@ from .ops.conv2d.plan import conv2d_plan
 from .ops.conv3d import router as conv3d_router
 from .ops.conv3d.forward import conv3d
 from .ops.conv3d.plan import conv3d_plan
+
+if TYPE_CHECKING:
+    from . import distributed as distributed
 
 __all__ = [
     "causal_conv1d",
@@ -46,3 +51,12 @@ __all__ = [
     "serving",
     "warmup",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """`hipconv.distributed` when it is asked for: most processes have no use for it."""
+    if name == "distributed":
+        import importlib
+
+        return importlib.import_module(".distributed", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

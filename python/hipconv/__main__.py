@@ -46,7 +46,10 @@ _VARIABLES = (
     "CXX",
     "CUDA_HOME",
     "ROCM_HOME",
+    "PYTORCH_NVCC",
     "MAX_JOBS",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
 )
 _STALE = "other sources, flags, torch or Python"
 
