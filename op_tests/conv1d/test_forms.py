@@ -127,6 +127,27 @@ def test_bad_input_of_the_new_tensor_form_is_refused_by_name(device: torch.devic
         assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
 
 
+@pytest.mark.parametrize("form", [hipconv.causal_conv1d, hipconv.causal_conv1d_fn, torch.ops.hipconv.causal_conv1d])
+def test_tensors_without_memory_are_refused_alike(form: Callable[..., Any]) -> None:
+    good = {"x": torch.zeros(2, 6, 10), "weight": torch.zeros(6, 4), "bias": torch.zeros(6)}
+    form(**{name: tensor.to("meta") for name, tensor in good.items()})
+    refused = 0
+    for name, (make_changes, error, words) in BAD_CALLS.items():
+        changes = make_changes()
+        kinds = {type(value) is torch.Tensor and value.layout == torch.strided for value in changes.values()}
+        if kinds != {True} or "out" in changes or name.endswith(("requires grad", "another device")):
+            continue
+        if name == "x of float64" and form is not torch.ops.hipconv.causal_conv1d:
+            continue  # served on the CPU
+        for with_memory in (False, True):
+            call = good | changes
+            with pytest.raises(error) as caught:
+                form(**call if with_memory else {key: tensor.to("meta") for key, tensor in call.items()})
+            assert all(word in str(caught.value) for word in words), f"{name}: {caught.value}"
+        refused += 1
+    assert refused > 9
+
+
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_float64_is_served_on_the_cpu_whether_a_gradient_is_recorded_or_not(activation: str | None) -> None:
     x, weight, bias = torch.randn(2, 3, 9).double(), torch.randn(3, 4).double(), torch.randn(3)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import jit
+from ...arguments import wrong_rows
 from ...jit import targets
 from ..dispatch import fake, kernels_for, library, refuse_derivatives, refuse_mixed_devices, stream
 from ..transforms import untouched_by_autocast, write_through_negation
@@ -27,6 +28,21 @@ library.define(
 )
 
 
+def _check_fakes(x: Tensor, weight: Tensor, bias: Tensor | None, may_be_double: bool, **others: Tensor | None) -> None:
+    """Refuse tensors without memory that kernels would refuse, in their words. Sizes that a graph leaves open may be right."""
+    refuse_mixed_devices(x, weight=weight, bias=bias, **others)
+    if all(type(size) is int for size in (*x.shape, *weight.shape)) and (wrong := wrong_rows(x, weight)):
+        raise wrong
+    is_double = may_be_double and x.dtype == torch.float64
+    served = (torch.float32, torch.float16, torch.bfloat16, *([torch.float64] if is_double else []))
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype not in served:
+            raise TypeError(f"{name}: got dtype {tensor.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
+    sizes = () if bias is None else bias.shape
+    if all(type(size) is int for size in (*sizes, *weight.shape)) and 0 not in sizes and sizes not in ((), weight.shape[:1]):
+        raise ValueError(f"bias: got shape {tuple(sizes)}, expected (dim,) = ({weight.shape[0]},)")
+
+
 @torch.library.impl(library, "causal_conv1d_fwd", "CompositeExplicitAutograd")
 def _causal_conv1d_fwd(
     out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = False, *, kernel_name: str = "auto"
@@ -38,7 +54,7 @@ def _causal_conv1d_fwd(
 
 @fake("causal_conv1d_fwd")
 def _causal_conv1d_fwd_fake(out, x, weight, bias=None, use_silu=False, *, kernel_name="auto"):
-    refuse_mixed_devices(x, out=out, weight=weight, bias=bias)
+    _check_fakes(x, weight, bias, False, out=out)
 
 
 @torch.library.impl(library, "causal_conv1d", "CompositeExplicitAutograd")
@@ -49,7 +65,7 @@ def _causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, use_si
 
 @fake("causal_conv1d")
 def _causal_conv1d_fake(x, weight, bias=None, use_silu=False, *, kernel_name="auto"):
-    refuse_mixed_devices(x, weight=weight, bias=bias)
+    _check_fakes(x, weight, bias, False)
     return torch.empty_like(x)
 
 
@@ -129,7 +145,7 @@ def _causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, r
 
 @fake("causal_conv1d_fn")
 def _causal_conv1d_fn_fake(x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, use_silu=False):
-    refuse_mixed_devices(x, weight=weight, bias=bias, seq_idx=seq_idx, initial_states=initial_states)
+    _check_fakes(x, weight, bias, True, seq_idx=seq_idx, initial_states=initial_states)
     return torch.empty_like(x), _new_states(x, weight) if return_final_states else x.new_empty(0)
 
 
@@ -144,7 +160,7 @@ def _causal_conv1d_states_fwd_fake(
     out, final_states_out, x, weight, bias=None, seq_idx=None, initial_states=None, use_silu=False
 ):
     states = {"final_states_out": final_states_out, "initial_states": initial_states}
-    refuse_mixed_devices(x, out=out, weight=weight, bias=bias, seq_idx=seq_idx, **states)
+    _check_fakes(x, weight, bias, True, out=out, seq_idx=seq_idx, **states)
 
 
 # ---- backward ----------------------------------------------------------------------------------------------------------------
