@@ -84,8 +84,11 @@ int32_t slot_number(std::optional<int64_t> number) {
 VarlenTile parse_tile(const std::string& text) {
     VarlenTile tile{};
     char rest = 0;
-    if (std::sscanf(text.c_str(), "%dx%dx%d%c", &tile.tokens, &tile.channels, &tile.warps, &rest) != 3)
-        throw py::value_error(concat(kTileVariable, ": got '", text, "', expected TOKENSxCHANNELSxWARPS, like 32x256x4"));
+    bool is_tile = std::sscanf(text.c_str(), "%9dx%9dx%9d%c", &tile.tokens, &tile.channels, &tile.warps, &rest) == 3;
+    for (const int32_t side : {tile.tokens, tile.channels, tile.warps}) is_tile &= side >= 0 && (side & (side - 1)) == 0;
+    if (!is_tile)
+        throw py::value_error(concat(kTileVariable, ": got '", text,
+                                     "', expected TOKENSxCHANNELSxWARPS in powers of two, or 0 for no choice, like 32x256x4"));
     return tile;
 }
 

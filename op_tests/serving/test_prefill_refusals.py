@@ -167,11 +167,12 @@ def test_the_pool_may_not_share_memory_with_an_input(device: torch.device, other
 def test_a_tile_that_the_kernel_does_not_have(forced: dict[str, int], words: str) -> None:
     with environment(**WAYS["simt-wave64"]), pytest.raises(ValueError, match=words):
         serving.causal_conv1d_fn(**(good_call(CPU) | forced))
-    with (
-        environment(HIPCONV_VARLEN_TILE="8x"),
-        pytest.raises(ValueError, match="HIPCONV_VARLEN_TILE: got '8x', expected TOKENSx"),
-    ):
-        serving.causal_conv1d_fn(**good_call(CPU))
+    for text in ("8x", "3x64x4", "-1x64x4", "99999999999x1x1"):
+        with (
+            environment(HIPCONV_VARLEN_TILE=text),
+            pytest.raises(ValueError, match=f"HIPCONV_VARLEN_TILE: got '{text}', expected TOKENSx"),
+        ):
+            serving.causal_conv1d_fn(**good_call(CPU))
 
 
 @pytest.mark.parametrize(("k_dim", "v_dim"), [(2, 1), (4, -2), (-1, 8), (3, 1)])
