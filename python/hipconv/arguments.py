@@ -215,6 +215,13 @@ def wrong_rows(x: Tensor, weight: Tensor) -> ValueError | None:
     return None
 
 
+def wrong_dtype(name: str, dtype: torch.dtype) -> TypeError | None:
+    """Why no kernel computes with a dtype, if so; in the words of C++."""
+    if dtype in (torch.float32, torch.float16, torch.bfloat16):
+        return None
+    return TypeError(f"{name}: got dtype {dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
+
+
 def wrong_parts(x: Tensor, is_shaped: bool, axes: str, k_dim: int, v_dim: int) -> ValueError:
     """Why the channels of x, if it has any, cannot be split into q and k of `k_dim` and v of `v_dim` channels."""
     if not is_shaped:

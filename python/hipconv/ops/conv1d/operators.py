@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import jit
-from ...arguments import wrong_rows
+from ...arguments import wrong_dtype, wrong_rows
 from ...jit import targets
 from ..dispatch import fake, kernels_for, library, refuse_derivatives, refuse_mixed_devices, stream
 from ..transforms import untouched_by_autocast, write_through_negation
@@ -33,11 +33,12 @@ def _check_fakes(x: Tensor, weight: Tensor, bias: Tensor | None, may_be_double: 
     refuse_mixed_devices(x, weight=weight, bias=bias, **others)
     if all(type(size) is int for size in (*x.shape, *weight.shape)) and (wrong := wrong_rows(x, weight)):
         raise wrong
-    is_double = may_be_double and x.dtype == torch.float64
-    served = (torch.float32, torch.float16, torch.bfloat16, *([torch.float64] if is_double else []))
+    doubles = may_be_double and x.dtype == torch.float64
     for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
-        if tensor is not None and tensor.dtype not in served:
-            raise TypeError(f"{name}: got dtype {tensor.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
+        if tensor is None or (doubles and tensor.dtype == torch.float64):
+            continue
+        if error := wrong_dtype(name, tensor.dtype):
+            raise error
     sizes = () if bias is None else bias.shape
     if all(type(size) is int for size in (*sizes, *weight.shape)) and 0 not in sizes and sizes not in ((), weight.shape[:1]):
         raise ValueError(f"bias: got shape {tuple(sizes)}, expected (dim,) = ({weight.shape[0]},)")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...arguments import describe, parse_activation, require_dense
+from ...arguments import describe, parse_activation, require_dense, wrong_dtype
 from .activations import ACTIVATIONS
 
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
@@ -240,8 +240,8 @@ Described = Tensor | Kind
 
 def check_dtypes(x: Described, weight: Described, **others: Described | None) -> None:
     for name, tensor in {"x": x, "weight": weight, **others}.items():
-        if tensor is not None and tensor.dtype not in DTYPES:
-            raise TypeError(f"{name}: got dtype {tensor.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
+        if tensor is not None and (wrong := wrong_dtype(name, tensor.dtype)):
+            raise wrong
     if weight.dtype != x.dtype:
         raise TypeError(f"weight: got dtype {weight.dtype}, expected that of x, {x.dtype}")
 

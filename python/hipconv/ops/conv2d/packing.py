@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import jit
-from ...arguments import describe, require_dense, require_kinds
+from ...arguments import describe, require_dense, require_kinds, wrong_dtype
 from ...jit import targets
 from .. import filters
 from ..filters import Packing
@@ -88,8 +88,8 @@ def prepack_conv2d(weight: Tensor, algorithm: str | Sequence[str] = "auto") -> P
         raise ValueError(
             f"weight: got shape {tuple(weight.shape)}, expected (out_channels, in_channels / groups, height, width)"
         )
-    if weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise TypeError(f"weight: got dtype {weight.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
+    if wrong := wrong_dtype("weight", weight.dtype):
+        raise wrong
     names = (algorithm,) if isinstance(algorithm, str) else tuple(algorithm)
     for name in names:
         if name != "auto" and name not in router.METHODS:
