@@ -33,13 +33,15 @@ struct SequenceFinders {
         return static_cast<uint32_t>(__ballot(bit) >> first_lane) & lowest_bits(lanes);
     }
     // The last sequence that begins at a token or before, if any does, is this one or one of those behind it that the lanes see
-    // at once. It is found in one step for each factor `lanes + 1` of the number of sequences.
+    // at once. It is found in one step for each factor `lanes` of the number of sequences.
     __device__ __forceinline__ int32_t sequence_near(int32_t token) const {
         int32_t base = 0, span = indices.p.sequences;
+        const int shift = lanes > 2 ? __popc(static_cast<uint32_t>(lanes) - 1) : 1;
         while (span > lanes) {
-            span = (span + lanes) / (lanes + 1);
-            const int64_t b = base + (lane + int64_t{1}) * span;
-            base += __popc(bits(b < indices.p.sequences && indices.start(static_cast<int32_t>(b)) <= token)) * span;
+            span = ((span - 1) >> shift) + 1;
+            const uint32_t b = static_cast<uint32_t>(base) + (static_cast<uint32_t>(lane) + 1) * static_cast<uint32_t>(span);
+            const bool exists = b < static_cast<uint32_t>(indices.p.sequences);
+            base += __popc(bits(exists && indices.start(static_cast<int32_t>(b)) <= token)) * span;
         }
         return base;
     }
@@ -61,8 +63,11 @@ __device__ __forceinline__ RunMasks masks_of_run(const SequenceFinders<Indices>&
         const int32_t b = base + lane;
         more = false;
         if (b < p.sequences) {
-            const int32_t start = indices.start(b) - first, end = indices.start(b + 1) - first;
-            if (indices.is_live(b)) {
+            int32_t start = indices.start(b) - first;
+            const int32_t end = indices.start(b + 1) - first;
+            const bool is_live = indices.is_live(b);
+            in_a_register(start);  // all three loads leave together
+            if (is_live) {
                 const bool in_runs = kWhole < 0 || end - start > kWhole;
                 const uint32_t windows = in_runs ? inside & lowest_bits(end) & ~lowest_bits(start + past) : 0;
                 const uint32_t tokens = inside & lowest_bits(end) & ~lowest_bits(start);
