@@ -54,14 +54,16 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     const auto load = [](const char* from) { return *reinterpret_cast<const Vector*>(from); };
     const auto store = [](char* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; };
     Vector before[kWidth - 1], ahead[kAhead];
+    // In place, the tokens before a block were saved.
+    const bool saved = plan.halos && threadIdx.y == 0;
+    const char* from = x - (kWidth - 1) * x_step;
+    if (saved) from = plan.halos + ((int64_t{block} - 1) * (kWidth - 1) * p.dim + d) * static_cast<int64_t>(sizeof(T));
+    const int64_t step = saved ? p.dim * static_cast<int64_t>(sizeof(T)) : x_step;
 #pragma unroll
     for (int i = 0; i < kWidth - 1; ++i) {
-        const int back = kWidth - 1 - i;
         before[i] = Vector{};
-        const char* from = x - back * x_step;
-        if (plan.halos && threadIdx.y == 0)
-            from = plan.halos + ((int64_t{block} * (kWidth - 1) - back) * p.dim + d) * static_cast<int64_t>(sizeof(T));
-        if (works && begin >= back) before[i] = load(from);
+        if (works && begin >= kWidth - 1 - i) before[i] = load(from);
+        from += step;
     }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {

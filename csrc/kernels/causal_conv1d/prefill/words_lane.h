@@ -79,6 +79,16 @@ struct WordLane {
             if (number < tokens) to = *global_pointer<const Word>(from);
         }
     }
+    // Halves that are on their way are waited for here. The compiler would convert them, and wait, where they are asked for.
+    static HIPCONV_INLINE void wait_for(Ahead& v) {
+        if constexpr (kHalves) {
+            for (int i = 0; i < 2; ++i) {
+                int half = static_cast<int>(word(v, i));
+                in_a_register(half);
+                set_word(v, i, static_cast<uint32_t>(half));
+            }
+        }
+    }
     // Its word, and its channels as floats.
     static HIPCONV_INLINE Word joined(Ahead v) {
         if constexpr (kHalves)

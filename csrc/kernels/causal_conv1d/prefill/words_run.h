@@ -62,7 +62,10 @@ __device__ __forceinline__ void convolve_tokens(const WordsCall& call, RunOnItsW
     auto& [before, ahead, x, x_step, tokens] = on_its_way;
     Pair ring[kWidth];
 #pragma unroll
-    for (int i = 0; i < kWidth - 1; ++i) ring[i] = WordLane<T>::pair(before[i]);
+    for (int i = 0; i < kWidth - 1; ++i) {
+        WordLane<T>::wait_for(before[i]);
+        ring[i] = WordLane<T>::pair(before[i]);
+    }
     // The output of the token in this slot of the ring, stored if it is this row's.
     const auto produce = [&](Stores& stores, int slot, int token) {
         uint32_t result{};
@@ -119,14 +122,17 @@ __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uin
         const LaneOfRun<T> own(call, block);
         const char* x = own.x(p);
         const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
+        // In place, those before a block were saved.
+        constexpr int kPast = kWidth - 1;
+        const bool saved = plan.halos && threadIdx.y == 0;
+        const char* from = x - kPast * x_step;
+        if (saved) from = plan.halos + ((int64_t{block} - 1) * kPast * p.dim + own.d) * static_cast<int64_t>(sizeof(T));
+        const int64_t step = saved ? p.dim * static_cast<int64_t>(sizeof(T)) : x_step;
 #pragma unroll
-        for (int i = 0; i < kWidth - 1; ++i) {
-            const int back = kWidth - 1 - i;
+        for (int i = 0; i < kPast; ++i) {
             on_its_way.before[i] = Ahead{};
-            const char* from = x - back * x_step;
-            if (plan.halos && threadIdx.y == 0)
-                from = plan.halos + ((int64_t{block} * (kWidth - 1) - back) * p.dim + own.d) * static_cast<int64_t>(sizeof(T));
-            own.lane.ask(on_its_way.before[i], from, 0, own.works && own.begin >= back ? 1 : 0);
+            own.lane.ask(on_its_way.before[i], from, 0, own.works && own.begin >= kPast - i ? 1 : 0);
+            from += step;
         }
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
