@@ -88,6 +88,22 @@ struct PlainIndices {
     HIPCONV_INLINE bool continues(int32_t b) const {
         return p.has_initial_state.data && global_pointer<const uint8_t>(p.has_initial_state.data)[b] != 0;
     }
+
+    // A sequence on its way, as memory holds it.
+    struct Asked {
+        int32_t begin, end, slot, continues;
+    };
+    HIPCONV_INLINE Asked ask(int32_t b) const {
+        const int32_t* const starts = global_pointer<const int32_t>(p.query_start_loc.data);
+        const int32_t slot = global_pointer<const int32_t>(p.cache_indices.data)[b];
+        const int32_t continues = p.has_initial_state.data ? global_pointer<const uint8_t>(p.has_initial_state.data)[b] : 0;
+        return {starts[b], starts[b + 1], slot, continues};
+    }
+    HIPCONV_INLINE PackedSequence sequence(const Asked& asked, int32_t b) const {
+        const bool is_live = is_slot(p, asked.slot);
+        return {is_live ? b : -1, clamp_token(p, asked.begin), clamp_token(p, asked.end),
+                asked.continues ? asked.slot : kNoSlot, is_live ? asked.slot : kNoSlot};
+    }
 };
 
 template <typename Indices>

@@ -161,16 +161,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
         for (int64_t cell = (begin + kCellTokens - 1) / kCellTokens + first; cell * kCellTokens < end; cell += step)
             plan.long_cells[cell] = value;
     };
-    ShortSequence own{kNoSlot, 0, 0, 0};
-    int32_t own_length = 0;
-    if (thread < here) {
-        const PackedSequence s = packed_sequence(indices, first_sequence + thread);
-        own_length = s.end > s.begin ? s.end - s.begin : 0;
-        const int32_t count = s.number < 0 ? 0 : own_length <= kShortTokens ? own_length : plan.begun_tokens;
-        own = {s.number < 0 ? kNoSlot : s.write_slot, s.begin, count, s.read_slot != kNoSlot && count > 0};
-    }
+    // A thread's sequence is on its way while weights come.
+    const int32_t own_number = first_sequence + (thread < here ? thread : 0);
+    PlainIndices::Asked asked = indices.ask(own_number);
     Pair weight[kWidth][kItems], bias[kItems];
     bool finite = true;
+    uint32_t bias_bits[kItems][2] = {};
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+        const int64_t first = has(k) ? d + k * lanes * kChannels : 0, second = kHalves && has_second(k) ? first + 1 : first;
+        if (!p.bias) continue;
+        bias_bits[k][0] = load_parameter_bits(p.bias, first * p.bias_stride, p.bias_dtype);
+        bias_bits[k][1] = load_parameter_bits(p.bias, second * p.bias_stride, p.bias_dtype);
+    }
 #pragma unroll
     for (int k = 0; k < kItems; ++k) {
         const int64_t first = has(k) ? d + k * lanes * kChannels : 0, second = kHalves && has_second(k) ? first + 1 : first;
@@ -181,15 +184,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWord
                 weight[i][k] = make_pair(parameter<P>(p.weight, first * p.weight_dim_stride + i * p.weight_width_stride),
                                          parameter<P>(p.weight, second * p.weight_dim_stride + i * p.weight_width_stride));
         });
-        bias[k] = twice(0.0f);
-        if (p.bias)
-            with_dtype(p.bias_dtype, [&](auto type) {
-                using P = decltype(type);
-                bias[k] = make_pair(parameter<P>(p.bias, first * p.bias_stride), parameter<P>(p.bias, second * p.bias_stride));
-            });
+        bias[k] = make_pair(parameter_of(bias_bits[k][0], p.bias_dtype), parameter_of(bias_bits[k][1], p.bias_dtype));
         const auto is_finite = [](float v) { return (bit_cast<uint32_t>(v) & 0x7f800000u) != 0x7f800000u; };
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) finite = finite && is_finite(low(weight[i][k])) && is_finite(high(weight[i][k]));
+    }
+    ShortSequence own{kNoSlot, 0, 0, 0};
+    int32_t own_length = 0;
+    if (thread < here) {
+        in_a_register(asked.begin);  // no use of it comes before
+        const PackedSequence s = indices.sequence(asked, own_number);
+        own_length = s.end > s.begin ? s.end - s.begin : 0;
+        const int32_t count = s.number < 0 ? 0 : own_length <= kShortTokens ? own_length : plan.begun_tokens;
+        own = {s.number < 0 ? kNoSlot : s.write_slot, s.begin, count, s.read_slot != kNoSlot && count > 0};
     }
     if (thread < plan.rows * plan.rounds) {
         found[thread] = own;
