@@ -61,11 +61,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 4) causal_conv1d_varlen_sa
     const T* const row = static_cast<const T*>(p.x) + (works ? d : 0) * again.x_dim_stride;
     const int32_t begin = next - elements_apart<T>(row + next);  // of this channel
     char* const halos = plan.halos + (int64_t{number} * plan.saved_dim + d) * (kHalo * Shape::kSize);
+    Words4 cells[Shape::kHaloCells]{};
 #pragma unroll
     for (int cell = 0; cell < Shape::kHaloCells && works; ++cell)
-        reinterpret_cast<Words4*>(halos)[cell] = reinterpret_cast<const Words4*>(row + begin - kHalo)[cell];
+        cells[cell] = reinterpret_cast<const Words4*>(row + begin - kHalo)[cell];
 
+    // They are on their way while the sequence is found.
     const int32_t last = sequences_begun(indices, next - 1, static_cast<int>(threadIdx.x) % kWaveSize) - 1;
+#pragma unroll
+    for (int cell = 0; cell < Shape::kHaloCells && works; ++cell) reinterpret_cast<Words4*>(halos)[cell] = cells[cell];
     // The sequence before, where this one begins behind the channel's beginning.
 #pragma unroll 1
     for (int32_t b = last, start = next; b >= 0 && start > next - Shape::kTokens; --b) {

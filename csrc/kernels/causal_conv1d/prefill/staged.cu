@@ -139,20 +139,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     for (int k = 0; k < kHaloWords; ++k)
         halo[k] = bring_halo<T>(call, HaloPart<T>(k, x_layout), stretch, first_channel, stretch_begin);
 
-    // Weights and biases, for which there are no registers.
+    // Weights and biases, which are on their way while sequences are found.
     float* const taps = reinterpret_cast<float*>(pairs_of_taps);
+    uint32_t tap_bits[kWidth + 1]{};
     if (thread < Shape::kChannels) {
-        const int32_t d = first_channel + (thread < channels ? thread : 0);
-        constexpr int kLanes = Shape::kLanes;  // a lane's two channels are neighbours
-        float* const to = taps + (plan().x_tokens_inner ? thread % kLanes * 2 + thread / kLanes : thread);
+        const int64_t d = first_channel + (thread < channels ? thread : 0);
         const int missing = missing_taps<kWidth, kAnyWidth>(p);
-        with_dtype(params().weight_dtype, [&](auto type) {
-            using P = decltype(type);
-            for (int i = missing; i < kWidth; ++i)
-                to[i * Shape::kChannels] =
-                    parameter<P>(p.weight, d * params().weight_dim_stride + (i - missing) * params().weight_width_stride);
-        });
-        to[kWidth * Shape::kChannels] = p.bias ? load_parameter(p.bias, d * params().bias_stride, params().bias_dtype) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+            if (i >= missing)
+                tap_bits[i] =
+                    load_parameter_bits(p.weight, d * params().weight_dim_stride + (i - missing) * params().weight_width_stride,
+                                        params().weight_dtype);
+        if (p.bias) tap_bits[kWidth] = load_parameter_bits(p.bias, d * params().bias_stride, params().bias_dtype);
     }
 
     // The run of tokens that this thread makes.
@@ -169,6 +168,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     for (int n = wave; n < tiles; n += kStagedThreads / kWaveSize) {
         const TileTokens found = first_tile(indices_of(call), stretch_begin + n * kTileTokens, lane);
         if (lane == 0) found_tiles[n] = found;
+    }
+    if (thread < Shape::kChannels) {
+        constexpr int kLanes = Shape::kLanes;  // a lane's two channels are neighbours
+        float* const to = taps + (plan().x_tokens_inner ? thread % kLanes * 2 + thread / kLanes : thread);
+#pragma unroll
+        for (int i = 0; i <= kWidth; ++i)
+            to[i * Shape::kChannels] = parameter_of(tap_bits[i], i < kWidth ? params().weight_dtype : params().bias_dtype);
     }
     for (int n = 0; n < tiles; ++n) {
         const int32_t begin = stretch_begin + n * kTileTokens;
