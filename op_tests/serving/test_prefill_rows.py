@@ -102,3 +102,25 @@ def test_states_in_words(device: torch.device, width: int) -> None:
         pool = arguments["conv_states"].clone()
         serving.causal_conv1d_fn(**(arguments | {"conv_states": pool}), out=x)
         assert torch.equal(x[:, live].double(), wanted[:, live]) and same_values(pool, wanted_pool), number
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["in any order", "swapped here and there"])
+def test_starts_that_make_no_sense(device: torch.device, swapped: bool) -> None:
+    """Starts that do not ascend lead nowhere: what is beside the outputs stays as it is, and so do slots of no sequence."""
+    for number, seed in ((1, 0), (3, 1), (3, 2), (4, 3)):
+        arguments, _, offset = call(number, 5, device)
+        x, starts, pool = arguments["x"], arguments["query_start_loc"], arguments["conv_states"]
+        generator = torch.Generator().manual_seed(seed)
+        if swapped:
+            order = torch.arange(len(starts)) + torch.randint(-40, 41, starts.shape, generator=generator)
+            starts = starts[order.argsort().to(device)]
+        else:
+            starts = torch.randint(-300, x.shape[1] + 300, starts.shape, generator=generator).to(starts)
+        placed, around = strided(x.shape, x.stride(), offset + 3, x.dtype, device, 42.0)
+        _, after = run_on_copy(arguments | {"query_start_loc": starts, "out": placed})
+        placed.fill_(42.0)
+        assert (around == 42).all(), "nothing beside the output changes"
+        unused = torch.ones(len(pool), dtype=torch.bool, device=device)
+        slots = arguments["cache_indices"].long()
+        unused[slots[(slots >= 0) & (slots < len(pool))]] = False
+        assert unused.any() and same_values(after[unused], pool[unused])
