@@ -563,6 +563,27 @@ def test_small_integers_are_exact(device: torch.device, layout: str) -> None:
                     assert expected is None or torch.equal(ours, expected.to(ours.dtype)), (kernel, case)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_calls_without_silu_are_exact(device: torch.device, layout: str) -> None:
+    """They have copies of loops, or branches, of their own: at each width, with sequences, states and odd channels."""
+    dtypes = itertools.cycle((torch.bfloat16, torch.float32, torch.float16))
+    for width, dim in itertools.product(range(1, 9), (16, 22, 35)):
+        dtype, has_states = next(dtypes), width > 1 and dim == 22
+        sizes = (1 + width % 2, dim, 131 + 2 * width, width, dtype, torch.float32)
+        inputs = Case(*sizes, False, True, layout, dim != 16, has_states, has_states).inputs(device, seed=width)
+        rounded = {
+            name: (value * 2).round()
+            for name, value in inputs._asdict().items()
+            if name not in ("use_silu", "seq_idx") and value is not None
+        }
+        inputs = inputs._replace(**rounded)
+        expected = inputs.expected()
+        for kernel in kernels_of(device):
+            if (found := served_by(inputs, kernel)) is not None:
+                for ours, wanted in zip(found, expected, strict=True):
+                    assert wanted is None or torch.equal(ours, wanted.to(ours.dtype)), (kernel, sizes)
+
+
 def test_sizes_of_zero(device: torch.device) -> None:
     for shape in ((0, 4, 5), (2, 0, 5), (2, 4, 0)):
         for kernel in ("auto", "naive" if "naive" in kernels_of(device) else "openmp"):

@@ -424,6 +424,17 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
     Taps taps = 0;
     int stage = 0;  // of this block in LDS; the next one to copy takes that of the block before
 
+    // Blocks that check no token have a copy for calls without SiLU, which makes no sum. Lanes of four channels have no
+    // registers for it at five and eight taps, and choose a gradient late; on AMD, float32 would have fewer waves, and checks
+    // such calls.
+    constexpr bool kSiluHasCopies = !kHasPredicates ? sizeof(T) == 2 : kThin || (kWidth != 5 && kWidth != 8);
+    const auto with_silu = [&](auto do_tokens) {
+        if constexpr (kSiluHasCopies) {
+            if (!has(kBwdSilu)) return do_tokens(std::false_type{});
+        }
+        do_tokens(std::true_type{});
+    };
+
     // The halos of a steady block: the tokens in front of the run, whose dx is not the run's, are in its first block, and those
     // behind it, which its neighbour sums, are its last block.
     bool in_front = false, behind = false;
@@ -436,7 +447,7 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
     using Steady = std::integral_constant<int, kBwdSteady>;
     using Behind = std::integral_constant<int, kBwdBehind>;
     uint64_t own_of_block = 0, sums_of_block = 0, later_of_block = 0;  // bytes of taps, of a block that looks at these alone
-    const auto step = [&](auto checked, int t, int j, int slot) {
+    const auto step = [&](auto checked, auto silu, int t, int j, int slot) {
         constexpr bool kChecked = decltype(checked)::value == kBwdChecked, kBehind = decltype(checked)::value == kBwdBehind;
         constexpr bool kSeen = decltype(checked)::value == kBwdSeen;
         using Bits = TapsOfBits<8, kWidth>;
@@ -482,10 +493,10 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
                 if (counts(i)) sum = multiply_add(weight[i], inputs[(slot + 1 + i) % kWidth], sum);
             return multiply(g, silu_derivative(sum));
         };
-        if (kHasPredicates && !kChecked) {
+        if constexpr (kHasPredicates && !kChecked && !kSiluHasCopies) {
             const Value activated = sum_and_derivative();
             if (has(kBwdSilu)) g = activated;
-        } else if (!kChecked || has(kBwdSilu)) {
+        } else if (kChecked ? has(kBwdSilu) : decltype(silu)::value) {
             g = sum_and_derivative();
         }
         if (kChecked && !counts(kPast)) g = Channels::all(0.0f);  // after the row, or padding
@@ -644,38 +655,42 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
         }
         flags = first_parameter_again(call).plan.flags;
         const bool has_all = t < stop && has_all_taps(t);
-        if (has_all && had_all && has_all_tokens(t) && (kHasPredicates || has(kBwdSilu))) {
+        if (has_all && had_all && has_all_tokens(t) && (kHasPredicates || kSiluHasCopies || has(kBwdSilu))) {
             // Where tokens come through registers, no lane waits for others, and steady blocks have a loop of their own.
             in_front = kPast > 0 && t == 0;
             behind = t >= tokens;
-            for (;; t += kBlock) {
-                if (kThin && behind) {
+            with_silu([&](auto silu) {
+                for (;; t += kBlock) {
+                    if (kThin && behind) {
 #pragma unroll
-                    for (int j = 0; j < kPast; ++j) step(Behind{}, t + j, j, j % kWidth);
-                    if constexpr (kThin) store_block(0, kPast);
-                    break;
-                }
+                        for (int j = 0; j < kPast; ++j) step(Behind{}, silu, t + j, j, j % kWidth);
+                        if constexpr (kThin) store_block(0, kPast);
+                        break;
+                    }
 #pragma unroll
-                for (int j = 0; j < kBlock; ++j) {
-                    if (kStaged && behind && j >= kPast) break;
-                    step(Steady{}, t + j, j, j % kWidth);
+                    for (int j = 0; j < kBlock; ++j) {
+                        if (kStaged && behind && j >= kPast) break;
+                        step(Steady{}, silu, t + j, j, j % kWidth);
+                    }
+                    if constexpr (kThin) store_block(in_front ? kPast : 0, kBlock);
+                    if (kHasEnds || !has_all_tokens(t + kBlock) || !has_all_taps(t + kBlock)) break;
                 }
-                if constexpr (kThin) store_block(in_front ? kPast : 0, kBlock);
-                if (kHasEnds || !has_all_tokens(t + kBlock) || !has_all_taps(t + kBlock)) break;
-            }
+            });
             taps = static_cast<Taps>(-1);  // all taps of these tokens count
         } else if (kSeesBlocks && t < stop && !sees_states(t) && (!kStaged || has(kBwdTaps))) {
             if constexpr (kSeesBlocks) {
                 if (!kStaged) look_at_block(t);
+                with_silu([&](auto silu) {
 #pragma unroll
-                for (int j = 0; j < kBlock; ++j) step(Seen{}, t + j, j, j % kWidth);
+                    for (int j = 0; j < kBlock; ++j) step(Seen{}, silu, t + j, j, j % kWidth);
+                });
                 if constexpr (kThin) store_block(t == 0 ? kPast : 0, stop - t < kBlock ? stop - t : kBlock);
             }
         } else if constexpr (kRingsMove) {
             if constexpr (kSeesBlocks) look_back(t);
 #pragma unroll 1
             for (int j = 0; j < kBlock && t + j < stop; ++j) {
-                step(Checked{}, t + j, j, 0);
+                step(Checked{}, std::true_type{}, t + j, j, 0);
 #pragma unroll
                 for (int i = 1; i < kWidth; ++i) inputs[i] = inputs[(i + 1) % kWidth];
 #pragma unroll
@@ -685,7 +700,7 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
             if constexpr (kSeesBlocks) look_back(t);
 #pragma unroll
             for (int j = 0; j < kBlock; ++j)
-                if (t + j < stop) step(Checked{}, t + j, j, j % kWidth);
+                if (t + j < stop) step(Checked{}, std::true_type{}, t + j, j, j % kWidth);
         }
         had_all = has_all;
         stage = stage + kStage == kStages * kStage ? 0 : stage + kStage;

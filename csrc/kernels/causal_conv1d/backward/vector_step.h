@@ -180,26 +180,10 @@ HIPCONV_INLINE void bwd_vector_step(Taps taps, bool use_silu, const float (&wind
         for (int i = kWidth - 2; i >= 0; --i)
             sum = multiply_add_where(has_low(e, i), has_high(e, i), twice(weight[i]), inputs_of(e, i), sum);
         const Pair derivative = bwd_silu_derivative<T>(sum);
-        if (use_silu) {
-            gradients[e] *= low(derivative);
-            if (kTwo) gradients[e + kHalf] *= high(derivative);
-        }
+        gradients[e] *= low(derivative);
+        if (kTwo) gradients[e + kHalf] *= high(derivative);
     };
-    if (kTwo && use_silu) {
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) make_gradient(e);
-    }
-    if constexpr (!kTwo && kAllFirst) {
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) make_gradient(e);
-        taps = taps.again(threadIdx.z);
-    }
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) {
-        if constexpr (kTwo)
-            look_at_token_by_token(taps);
-        else if constexpr (!kAllFirst)
-            make_gradient(e);
+    const auto add_parts = [&](int e) {
         const Pair g = make_pair(gradients[e], gradients[e + kHalf]);
         accumulate_where(taps.has(e), kTwo && taps.has(e + kHalf), g, twice(1.0f), dbias);
 #pragma unroll
@@ -207,6 +191,25 @@ HIPCONV_INLINE void bwd_vector_step(Taps taps, bool use_silu, const float (&wind
             accumulate_where(has_low(e, i), has_high(e, i), g, inputs_of(e, i), dweight[i]);
             add_to_sums<kTokens / 2>(has_low(e, i), has_high(e, i), weight[i], g, e + i, sums);
         }
+    };
+    if constexpr (!kTwo && !kAllFirst) {
+        if (use_silu) {
+#pragma unroll
+            for (int e = 0; e < kCount; ++e) {
+                make_gradient(e);
+                add_parts(e);
+            }
+            return;
+        }
+    } else if (use_silu) {  // all lanes branch alike, and without SiLU no sum is worked out
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) make_gradient(e);
+    }
+    if constexpr (!kTwo && kAllFirst) taps = taps.again(threadIdx.z);
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+        if constexpr (kTwo) look_at_token_by_token(taps);
+        add_parts(e);
     }
 }
 
