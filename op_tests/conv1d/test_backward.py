@@ -539,6 +539,23 @@ def test_walks_of_every_length(dtype: torch.dtype, width: int) -> None:
         assert all(map(torch.equal, found, case.gradients("vector")))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="blocks make the taps of so few channels as simt has time for")
+@pytest.mark.parametrize("width", range(1, 9))
+def test_taps_that_are_made_for_many_channels(width: int) -> None:
+    """By a kernel before the others, of ids in any order, with and without vectors of four of them."""
+    for seqlen, dtype in zip((1020, 1021, 17), DTYPES.values(), strict=True):
+        case = Case(
+            3 if seqlen > 17 else 300, 2048, seqlen, width, dtype, has_ids=True, has_initial=width > 1 and seqlen == 1021
+        )
+        inputs = case.inputs(torch.device("cuda"), seed=width)
+        found, plain = inputs.gradients("vector"), inputs.gradients("naive")
+        for ours, theirs in zip((found[0], *found[3:]), (plain[0], *plain[3:]), strict=True):
+            if theirs is not None:
+                assert (wrong := mismatch(ours, theirs.double(), may_differ=0.005)) is None, (case, wrong)
+        for ours, theirs in zip(found[1:3], plain[1:3], strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-2), case
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_small_integers_are_exact(device: torch.device, layout: str) -> None:
     """Sums of them, too: what is rounded is the exact gradient. Rows shorter than the filter are all halo."""

@@ -15,30 +15,75 @@
 
 namespace hipconv {
 
-constexpr int kTapsThreads = 256;
+constexpr int kTapsThreads = 256, kTapsOfThread = 8;
 constexpr int kFinishThreads = 1024;                       // of a block, at most,
 constexpr int kLeastFinishThreads = 256;                   // and at least
 constexpr int kFinishLanes = 32, kFewFinishLanes = 8;      // columns of a block
 constexpr int64_t kManyFinishColumns = 32 * kFinishLanes;  // that are enough for blocks of the wider kind
 constexpr int kFinishLoads = 8;                            // of a thread, which are under way at once
 
-// A thread makes the taps of four tokens of each row.
+// A thread makes the taps of eight neighbouring tokens of a row. It has ids of the tokens before them from the lane before.
+template <int kWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kTapsThreads, 4)
-    causal_conv1d_bwd_taps(CausalConv1dBwdParams p, uint32_t* taps, bool in_quads) {
+    causal_conv1d_bwd_taps(CausalConv1dBwdParams p, Words2* taps, bool in_quads) {
     let_next_kernel_begin();
     wait_for_kernel_before();
-    constexpr int kMost = 8;  // taps
-    const int left_out = kMost - p.in.width;
-    const int64_t words = bwd_taps_pitch(p.in.seqlen) / 4, all = words * p.in.batch;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < all;
-         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    constexpr int kPast = kWidth - 1;
+    const int lane = static_cast<int>(threadIdx.x) % kWaveSize;
+    const int64_t of_row = bwd_taps_pitch(p.in.seqlen) / kTapsOfThread, all = of_row * p.in.batch + 1;
+    const int64_t step = p.in.seq_idx.seqlen_stride;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i - lane < all;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {  // lanes of a wave go on together
+        if (i == 0) taps[0] = Words2{};                        // before the first row
+        const int64_t group = i == 0 ? 0 : i < all ? i - 1 : all - 2;
         // A division of 64 bits would take as long as all the rest.
-        const bool fits = all <= UINT32_MAX;
-        const int64_t b = fits ? static_cast<uint32_t>(i) / static_cast<uint32_t>(words) : i / words;
-        const int32_t first = static_cast<int32_t>((i - b * words) * 4 - kTapsBefore);
-        const uint32_t word =
-            in_quads ? bwd_taps_of_quad<kMost>(p.in, b, first) : bwd_taps_of_four<kMost, true>(p.in, b, first);
-        taps[i] = word >> left_out & 0x01010101u * (0xffu >> left_out);
+        const int64_t b = all <= UINT32_MAX ? static_cast<uint32_t>(group) / static_cast<uint32_t>(of_row) : group / of_row;
+        const int32_t t = static_cast<int32_t>((group - b * of_row) * kTapsOfThread);
+        const int32_t* const from = global_pointer<const int32_t>(p.in.seq_idx.data) + b * p.in.seq_idx.batch_stride + t * step;
+        int32_t ids[kPast + kTapsOfThread];
+        const auto is_in_row = [&](int32_t token) { return token < p.in.seqlen; };
+#pragma unroll
+        for (int k = 0; k < kTapsOfThread; ++k) ids[kPast + k] = -1;  // as padding has
+        if (in_quads) {
+#pragma unroll
+            for (int k = 0; k < kTapsOfThread; k += 4) {
+                if (!is_in_row(t + k)) continue;
+                const Words4 quad = *reinterpret_cast<const Words4*>(from + k);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) ids[kPast + k + e] = static_cast<int32_t>(word(quad, e));
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < kTapsOfThread; ++k)
+                if (is_in_row(t + k)) ids[kPast + k] = from[k * step];
+        }
+#pragma unroll
+        for (int k = 0; k < kPast; ++k) ids[k] = __shfl_up(ids[kTapsOfThread + k], 1);
+        if (lane == 0 && t > 0 && is_in_row(t)) {
+#pragma unroll
+            for (int k = 0; k < kPast; ++k) ids[k] = from[(k - kPast) * step];
+        }
+        if (t == 0) {  // in front of a row are inputs of its first sequence
+#pragma unroll
+            for (int k = 0; k < kPast; ++k) ids[k] = ids[kPast];
+        }
+        Words2 words{};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            uint32_t four = 0;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int32_t id = ids[kPast + half * 4 + e];
+                uint32_t byte = 1u << kPast;
+#pragma unroll
+                for (int k = 0; k < kPast; ++k)
+                    if (ids[half * 4 + e + k] == id) byte |= 1u << k;
+                if (id >= 0) four |= byte << e * 8;
+            }
+            if (t == 0 && !p.in.initial_states.data) four &= static_cast<uint32_t>(kTapsOfFirst<kWidth> >> half * 32);
+            set_word(words, half, four);
+        }
+        if (i > 0 && i < all) taps[i] = words;
     }
 }
 
@@ -95,14 +140,22 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFinishThreads, 1)
 
 namespace {
 
+// The floats of the partial sums, an even number of them: taps follow, in words of eight bytes.
 int64_t numbers_of(const CausalConv1dBwdParams& p, const BwdPartials& partials) {
     if (partials.are_sums) return 0;
-    return *std::max_element(std::begin(partials.rows), std::end(partials.rows)) * (int64_t{p.in.width} + 1) * p.in.dim;
+    const int64_t rows = *std::max_element(std::begin(partials.rows), std::end(partials.rows));
+    return (rows * (int64_t{p.in.width} + 1) * p.in.dim + 1) / 2 * 2;
 }
 
-void make_taps(const CausalConv1dBwdParams& p, uint32_t* taps, hipStream_t stream) {
-    const dim3 grid(blocks_up_to(bwd_taps_pitch(p.in.seqlen) / 4 * p.in.batch, kTapsThreads, 1 << 20), 1, 1);
-    HIPCONV_LAUNCH(true, causal_conv1d_bwd_taps, grid, dim3(kTapsThreads, 1, 1), 0, stream, p, taps, bwd_ids_are_quads(p.in));
+int64_t taps_bytes(const CausalConv1dBwdParams& p) { return kTapsBefore + p.in.batch * bwd_taps_pitch(p.in.seqlen); }
+
+void make_taps(const CausalConv1dBwdParams& p, Words2* taps, hipStream_t stream) {
+    const int64_t threads = taps_bytes(p) / kTapsOfThread;
+    const dim3 grid(blocks_up_to(threads, kTapsThreads, 1 << 20), 1, 1);
+    with_width<kMostTaps>(p.in.width, [&](auto width) {
+        HIPCONV_LAUNCH(true, (causal_conv1d_bwd_taps<decltype(width)::value>), grid, dim3(kTapsThreads, 1, 1), 0, stream, p,
+                       taps, bwd_ids_are_quads(p.in));
+    });
     check_launch("causal_conv1d_bwd");
 }
 
@@ -110,8 +163,7 @@ void make_taps(const CausalConv1dBwdParams& p, uint32_t* taps, hipStream_t strea
 
 int64_t bwd_sums_workspace(const CausalConv1dBwdParams& p, const BwdPartials& partials, bool looks_at_taps) {
     const bool has_taps = looks_at_taps && p.in.seq_idx.data;
-    return numbers_of(p, partials) * static_cast<int64_t>(sizeof(float)) +
-           (has_taps ? p.in.batch * bwd_taps_pitch(p.in.seqlen) : 0);
+    return numbers_of(p, partials) * static_cast<int64_t>(sizeof(float)) + (has_taps ? taps_bytes(p) : 0);
 }
 
 CausalConv1dBwdParams bwd_sums_begin(const CausalConv1dBwdParams& params, const BwdPartials& partials, bool looks_at_taps,
@@ -119,7 +171,7 @@ CausalConv1dBwdParams bwd_sums_begin(const CausalConv1dBwdParams& params, const 
     CausalConv1dBwdParams p = params;
     p.partials = partials.are_sums ? nullptr : workspace;
     if (looks_at_taps && p.in.seq_idx.data) {
-        uint32_t* taps = reinterpret_cast<uint32_t*>(static_cast<float*>(workspace) + numbers_of(p, partials));
+        Words2* taps = reinterpret_cast<Words2*>(static_cast<float*>(workspace) + numbers_of(p, partials));
         p.taps = reinterpret_cast<const uint8_t*>(taps);
         make_taps(p, taps, stream);
     }

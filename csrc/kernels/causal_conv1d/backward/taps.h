@@ -26,10 +26,10 @@ constexpr uint64_t kTapsOfFirst = taps_of_first<kWidth>();
 
 // The taps of rows with sequence ids are worked out once for all channels (sums.cu), at widths up to 8: a byte for each token,
 // with bit i set if its tap i sees an input. No bit is set for padding, nor for the tokens outside the row, of which there are
-// some on either side.
-constexpr int kTapsBefore = 16, kTapsAfter = 16;
+// some on either side: those before a row are those after the one before it.
+constexpr int kMostTaps = 8, kTapsBefore = 8, kTapsAfter = 12;
 
-HIPCONV_INLINE int64_t bwd_taps_pitch(int32_t seqlen) { return (int64_t{seqlen} + kTapsBefore + kTapsAfter + 3) / 4 * 4; }
+HIPCONV_INLINE int64_t bwd_taps_pitch(int32_t seqlen) { return (int64_t{seqlen} + kTapsAfter + 7) / 8 * 8; }
 
 HIPCONV_INLINE const uint8_t* bwd_taps_of(const CausalConv1dBwdParams& p, int64_t b, int64_t t) {
     return p.taps + b * bwd_taps_pitch(p.in.seqlen) + kTapsBefore + t;
