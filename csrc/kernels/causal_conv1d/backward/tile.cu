@@ -97,11 +97,12 @@ BwdTileShape bwd_tile_shape_of_run(const CausalConv1dBwdParams& p, bool thin, in
 // that the order of sums is.)
 BwdTileShape bwd_tile_shape_of(const CausalConv1dBwdParams& p, int period, double* cost) {
     constexpr int64_t kComputeUnits = 132;
-    constexpr double kOfStartAndEnd = 28, kLeastBlocks = 2.5, kMoreIfChecked = 0.7;
+    constexpr double kOfStartAndEnd = 20, kMoreIfChecked = 0.4;
     const bool thin = bwd_is_thin(p, period ? period : p.in.seqlen);
     const int size = element_bytes(p.in.dtype);
     const int blocks_of_unit = thin ? bwd_tile_thin_blocks(p.in.width, size, /*halves=*/false)
                                     : bwd_tile_blocks(p.in.width, bwd_vectors_are_aligned(p, bwd_tile_channels(p, thin)));
+    const double least_blocks = 1 + 0.7 * blocks_of_unit;
     const int past = p.in.width - 1, block = bwd_tile_block(p.in.width, thin);
     BwdTileShape best{};
     for (int run = kBwdTileMaxRun; run >= kBwdTileMinRun; run = run % 3 ? run / 4 * 3 : run / 3 * 2) {
@@ -110,7 +111,7 @@ BwdTileShape bwd_tile_shape_of(const CausalConv1dBwdParams& p, int period, doubl
         const int64_t blocks = (s.groups * s.blocks + kComputeUnits - 1) / kComputeUnits;  // of a unit
         const int less = kBwdTileThreads / static_cast<int>(s.lanes * s.rows);             // times as many small blocks fit
         const int64_t rounds = (blocks + blocks_of_unit * less - 1) / (blocks_of_unit * less);
-        const double all = static_cast<double>(blocks) / less, busy = all > kLeastBlocks ? all : kLeastBlocks;
+        const double all = static_cast<double>(blocks) / less, busy = all > least_blocks ? all : least_blocks;
         const int ends = period ? past > 0 ? (s.run + period - 1) / period : 0 : p.in.seqlen <= s.run ? 1 : 0;
         const int at_ends = ends * 2 * block + (ends ? past : block);
         const double checked = at_ends < s.run + past ? at_ends : s.run + past;
