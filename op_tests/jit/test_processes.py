@@ -133,6 +133,36 @@ def test_a_child_forked_during_a_build_is_not_stuck(probe: Probe) -> None:
     assert probe.builds() == 1
 
 
+def test_a_child_forked_while_a_compiler_is_started_does_not_keep_the_build_waiting(probe: Probe) -> None:
+    """It would have inherited the pipe at whose end the build waits, and here it waits for the build itself."""
+    script = """
+    import signal, subprocess
+    close = subprocess.Popen._close_pipe_fds
+    def close_late(*arguments):
+        starting.set()
+        time.sleep(0.3)
+        close(*arguments)
+    subprocess.Popen._close_pipe_fds = close_late
+    starting = threading.Event()
+    builds = []
+    builder = threading.Thread(target=lambda: builds.append(jit.module("probe", CPU).answer()))
+    builder.start()
+    children = []
+    while builder.is_alive():
+        if starting.wait(0.01):
+            starting.clear()
+            children.append(os.fork())
+            if children[-1] == 0:
+                signal.alarm(20)  # the bound
+                signal.pause()
+    alive = [child for child in children if os.waitpid(child, os.WNOHANG)[0] == 0]
+    for child in alive:
+        os.kill(child, signal.SIGKILL)
+    print(builds, len(children) > 0, alive == children)
+    """
+    assert probe.python(script) == "[42] True True\n"
+
+
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
 @pytest.mark.parametrize("name", ["causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "causal_conv1d_varlen"])
 def test_modules_for_several_targets_share_no_kernel(name: str) -> None:

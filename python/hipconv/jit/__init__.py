@@ -9,31 +9,19 @@ module(name, target)   a dictionary lookup when warm
 from __future__ import annotations
 
 from collections.abc import Sequence
-import os
-import threading
 from types import ModuleType
 
 import torch
 
 from ..arguments import require_kinds
 from ..errors import CaptureError
-from . import builder, cache, registry, targets
+from . import builder, cache, forks, registry, targets
 from .builds import Build
 from .targets import Target
 from .variables import switch
 
 _loaded: dict[tuple[str, Target], ModuleType] = {}
 _loaded_for_gpu: dict[tuple[str, int], ModuleType] = {}  # by device index, for calls of a few microseconds
-_lock = threading.RLock()
-
-
-def _forget_lock() -> None:
-    """A child forked while another thread was building must not wait for that thread."""
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget_lock)
 
 
 def module(name: str, target: Target, purpose: str = "") -> ModuleType:
@@ -51,7 +39,7 @@ def module(name: str, target: Target, purpose: str = "") -> ModuleType:
             f"'{name}' for {target} is not loaded yet, and nothing may be built or loaded while a graph is captured. "
             f"Call hipconv.warmup(['{name}']) before the capture."
         )
-    with _lock:
+    with forks.lock:
         if (name, target) not in _loaded:
             _loaded[name, target] = _find_or_build(name, target, purpose)
         return _loaded[name, target]
@@ -98,7 +86,7 @@ def warmup(modules: Sequence[str] | None = None) -> None:
 def build(name: str, target: Target) -> cache.Artefact:
     """Make sure that an artefact exists, for this machine or another one; what `python -m hipconv build` does."""
     _check_switches()
-    with _lock:
+    with forks.lock:
         wanted = Build.of(name, target)
         problems: list[str] = []
         found = next(cache.candidates(wanted.name, wanted.compiler, problems), None)
