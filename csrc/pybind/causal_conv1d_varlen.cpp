@@ -63,9 +63,8 @@ void set_states(CausalConv1dVarlenParams& p, const at::Tensor& states, const at:
     p.state_dtype = float_dtype(named);
     check_rank(named, 3, "(slots, dim, state_len)");
     if (states.size(1) != x.size(0) || states.size(2) < weight.size(1) - 1)
-        throw py::value_error(concat("conv_states: got shape ", shape_text(states.sizes()),
-                                     ", expected (slots, dim, state_len) = ", "(slots, ", x.size(0),
-                                     ", at least width - 1 = ", weight.size(1) - 1, ")"));
+        throw py::value_error(concat("conv_states: got shape ", shape_text(states.sizes()), ", expected (slots, ", x.size(0),
+                                     ", state_len >= width - 1 = ", weight.size(1) - 1, ")"));
     check_same_device(named, {"x", x});
     check_sizes_fit(named);
     p.states = states.data_ptr();

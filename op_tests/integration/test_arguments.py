@@ -217,6 +217,16 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "^stride: got True, expected integers$",
     ),
+    "bools as strides": (
+        lambda: [hip.conv2d(IMAGE, FILTERS, stride=(1, 1)), hip.conv2d(IMAGE, FILTERS, stride=(True, True))],
+        TypeError,
+        "^stride: got True, expected integers$",
+    ),
+    "a list of a float as dilation": (
+        lambda: [hip.conv2d(IMAGE, FILTERS, dilation=[1]), hip.conv2d(IMAGE, FILTERS, dilation=[1.0])],
+        TypeError,
+        "^dilation: got 1.0, expected integers$",
+    ),
     "a set as padding": (lambda: hip.conv2d(IMAGE, FILTERS, padding={1}), TypeError, r"^padding: got \{1\}, expected"),
     "a workspace of half a byte": (
         lambda: hip.conv2d_plan(IMAGE, FILTERS, workspace_limit=0.5),

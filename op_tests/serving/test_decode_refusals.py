@@ -175,6 +175,23 @@ def test_bad_input_is_refused_by_name_and_writes_nothing(device: torch.device, n
     assert (good["conv_state"] == 1).all()
 
 
+def test_tensors_without_memory_are_refused_alike() -> None:
+    """torch.compile and torch.export would otherwise make a graph of what no kernel serves."""
+    refused = 0
+    for name, (make_changes, error, words) in BAD_CALLS.items():
+        changes = make_changes()
+        alone = changes.keys() <= {"x", "conv_state", "weight", "bias", "out"} or name == "packed x of three"
+        if not alone or not all(isinstance(value, Tensor) for value in changes.values()):
+            continue
+        if name.endswith(("requires grad", "another device")) or name in ("fewer slots than rows", "conv_state expanded"):
+            continue  # which memory, or kernels, tell
+        with pytest.raises(error) as caught:
+            causal_conv1d_update(**{key: value.to("meta") for key, value in (_good() | changes).items()})
+        assert all(word in str(caught.value) for word in words), f"{name}: {caught.value}"
+        refused += 1
+    assert refused == 10
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [

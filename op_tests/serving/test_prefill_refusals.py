@@ -134,6 +134,27 @@ def test_bad_input_is_refused_by_name_and_writes_nothing(device: torch.device, n
     assert (good["out"] == 42).all() and (good["conv_states"] == 42).all()
 
 
+def test_tensors_without_memory_are_refused_alike() -> None:
+    """torch.compile and torch.export would otherwise make a graph of what no kernel serves."""
+    refused = 0
+    for name, (make_changes, error, words) in BAD_CALLS.items():
+        changes = make_changes()
+        if not changes.keys() <= {"x", "conv_states", "weight", "bias", "out"}:
+            continue
+        if not all(isinstance(value, Tensor) and value.layout == torch.strided for value in changes.values()):
+            continue
+        if name.endswith(("requires grad", "another device", "expanded")):
+            continue  # which memory, or kernels, tell
+        arguments: dict[str, Any] = good_call(CPU) | changes
+        for key, value in arguments.items():
+            arguments[key] = value.to("meta") if isinstance(value, Tensor) else value
+        with pytest.raises(error) as caught:
+            serving.causal_conv1d_fn(**arguments)
+        assert all(word in str(caught.value) for word in words), f"{name}: {caught.value}"
+        refused += 1
+    assert refused == 10
+
+
 @pytest.mark.parametrize("other", ["x", "weight", "bias", "conv_states"])
 def test_out_may_not_share_memory_with_an_input(device: torch.device, other: str) -> None:
     buffer = torch.zeros(6, 40, device=device)

@@ -205,12 +205,18 @@ def wrong_rows(x: Tensor, weight: Tensor) -> ValueError | None:
     """Why x is not (batch, dim, seqlen), or weight not (dim, width), if so; in the words of C++."""
     if x.dim() != 3:
         return ValueError(f"x: got shape {tuple(x.shape)}, expected 3 dimensions (batch, dim, seqlen)")
+    return wrong_weight(x, 1, weight)
+
+
+def wrong_weight(x: Tensor, channels: int, weight: Tensor) -> ValueError | None:
+    """Why weight is not (dim, width), if so, where dim is x.size(channels); in the words of C++."""
     if weight.dim() != 2:
         return ValueError(f"weight: got shape {tuple(weight.shape)}, expected 2 dimensions (dim, width)")
-    dim = x.shape[1]
+    dim = x.shape[channels]
     if weight.shape[0] != dim or weight.shape[1] < 1:
         return ValueError(
-            f"weight: got shape {tuple(weight.shape)}, expected (dim, width) = ({dim}, width >= 1), dim being x.size(1)"
+            f"weight: got shape {tuple(weight.shape)}, expected (dim, width) = ({dim}, width >= 1), dim being "
+            f"x.size({channels})"
         )
     return None
 

@@ -96,9 +96,9 @@ def refuse_derivatives_of_torch_func(**tensors: Tensor | None) -> None:
         refuse_derivatives(**tensors)
 
 
-def fake_of(operator: str) -> Callable[..., None]:
+def fake_of(operator: str, check: Callable[..., None]) -> Callable[..., None]:
     """Fake an operator that writes only into what it is given. torch also comes to it when one of several real tensors is on
-    the meta device.
+    the meta device; the others are to pass `check`, by their names.
     """
 
     def fake_of_writes(*arguments, **options):
@@ -108,5 +108,6 @@ def fake_of(operator: str) -> Callable[..., None]:
         }
         x = tensors.pop("x") if "x" in tensors else tensors.pop("out")
         refuse_mixed_devices(x, **tensors)
+        check(x, **tensors)
 
     return fake_of_writes

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ... import jit
-from ...arguments import wrong_dtype, wrong_rows
 from ...jit import targets
 from ..dispatch import fake, kernels_for, library, refuse_derivatives, refuse_mixed_devices, stream
+from ..fakes import check_inputs
 from ..transforms import untouched_by_autocast, write_through_negation
 
 # (`kernel_name`: inductor cannot lower an operator with an argument called `kernel`.)
@@ -29,19 +29,8 @@ library.define(
 
 
 def _check_fakes(x: Tensor, weight: Tensor, bias: Tensor | None, may_be_double: bool, **others: Tensor | None) -> None:
-    """Refuse tensors without memory that kernels would refuse, in their words. Sizes that a graph leaves open may be right."""
     refuse_mixed_devices(x, weight=weight, bias=bias, **others)
-    if all(type(size) is int for size in (*x.shape, *weight.shape)) and (wrong := wrong_rows(x, weight)):
-        raise wrong
-    doubles = may_be_double and x.dtype == torch.float64
-    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
-        if tensor is None or (doubles and tensor.dtype == torch.float64):
-            continue
-        if error := wrong_dtype(name, tensor.dtype):
-            raise error
-    sizes = () if bias is None else bias.shape
-    if all(type(size) is int for size in (*sizes, *weight.shape)) and 0 not in sizes and sizes not in ((), weight.shape[:1]):
-        raise ValueError(f"bias: got shape {tuple(sizes)}, expected (dim,) = ({weight.shape[0]},)")
+    check_inputs(x, (3,), "(batch, dim, seqlen)", 1, weight, bias, may_be_double)
 
 
 @torch.library.impl(library, "causal_conv1d_fwd", "CompositeExplicitAutograd")

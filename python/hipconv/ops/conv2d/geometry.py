@@ -49,7 +49,22 @@ def options(
     return Options(pair, _padding(padding, kernel, pair, dilations), dilations, count, padding_mode, activation)
 
 
-_cached_options = functools.lru_cache(1024, typed=True)(options)  # (a float or a bool is not the int that it equals)
+_SEQUENCE, _VALUE = object(), object()  # mark what stands before them
+
+
+@functools.lru_cache(1024, typed=True)
+def _cached_options(kernel: tuple[int, int], groups: int, padding_mode: str, activation: str, *flat: Any) -> Options:
+    """`flat` has stride, padding and dilation, value by value: the cache tells a float or a bool from the int that it equals
+    among its arguments, but not within a tuple.
+    """
+    values: list[Any] = []
+    start = 0
+    for end, mark in enumerate(flat):
+        if mark is _SEQUENCE or mark is _VALUE:
+            values.append(flat[start:end] if mark is _SEQUENCE else flat[start])
+            start = end + 1
+    stride, padding, dilation = values
+    return options(kernel, stride, padding, dilation, groups, padding_mode, activation)
 
 
 def cached_options(
@@ -57,8 +72,15 @@ def cached_options(
 ) -> Options:
     """Return or raise what `options` does, in a microsecond where it is called again."""
     try:
-        hashable = [tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation)]
-        return _cached_options(kernel, *hashable, groups, padding_mode, activation)
+        flat: list[Any] = []
+        for value in (stride, padding, dilation):
+            if isinstance(value, (tuple, list)):
+                flat += value
+                flat.append(_SEQUENCE)
+            else:
+                flat.append(value)
+                flat.append(_VALUE)
+        return _cached_options(kernel, groups, padding_mode, activation, *flat)
     except TypeError:  # perhaps because of what cannot be hashed
         try:
             return options(kernel, stride, padding, dilation, groups, padding_mode, activation)

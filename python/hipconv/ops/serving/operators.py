@@ -12,6 +12,7 @@ from torch import Tensor
 from ... import jit
 from ...jit import targets
 from ..dispatch import fake, fake_of, kernels_for, library, refuse_derivatives, refuse_derivatives_of_torch_func, stream
+from ..fakes import check_inputs, check_out, check_states
 from ..transforms import untouched_by_autocast, write_through_negation
 from .options import DECODE_WRITES, DecodeTensors, PrefillOptions, schema_of
 
@@ -93,8 +94,18 @@ def update_directly(
     return None
 
 
+def _check_decode_fakes(x, conv_state, weight, bias=None, out=None, query_start_loc=None, **_):
+    ranks, axes = ((2, 3), "(batch, dim) or (batch, dim, seqlen)")
+    if query_start_loc is not None:
+        ranks, axes = ((2,), "(tokens, dim), as there is a query_start_loc")
+    check_inputs(x, ranks, axes, 1, weight, bias)
+    check_states("conv_state", conv_state, weight)
+    if out is not None:
+        check_out(out, x)
+
+
 for _operator in ("causal_conv1d_update", "causal_conv1d_update_split_qkv"):
-    fake(_operator)(fake_of(_operator))
+    fake(_operator)(fake_of(_operator, _check_decode_fakes))
 
 
 # ---- prefill -----------------------------------------------------------------------------------------------------------------
@@ -191,8 +202,15 @@ def varlen_directly(
     return None
 
 
+def _check_prefill_fakes(x, conv_states, weight, bias=None, out=None, **_):
+    check_inputs(x, (2,), "(dim, tokens)", 0, weight, bias)
+    check_states("conv_states", conv_states, weight)
+    if out is not None:
+        check_out(out, x)
+
+
 for _operator in ("causal_conv1d_varlen", "causal_conv1d_varlen_split"):
-    fake(_operator)(fake_of(_operator))
+    fake(_operator)(fake_of(_operator, _check_prefill_fakes))
 
 for _operator in (
     "causal_conv1d_update", "causal_conv1d_update_split_qkv", "causal_conv1d_varlen", "causal_conv1d_varlen_split",
