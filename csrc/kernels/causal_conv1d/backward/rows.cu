@@ -122,9 +122,8 @@ BwdRowsPlan bwd_rows_plan_of(const CausalConv1dBwdParams& p, int channels) {
     const int all_rows = rows * plan.turns;
     plan.all_stages = static_cast<int>((batch + all_rows - 1) / all_rows);
     // Takes as many stages a block as cost a large card least: each round of the blocks that it holds at once has a start and
-    // an end, which take as long as a stage. (The card is one and the same everywhere, so that the order of sums is.)
-    constexpr int64_t kComputeUnits = 132;
-    const int64_t at_once = kComputeUnits * bwd_rows_blocks(p.in.width);
+    // an end, which take as long as a stage.
+    const int64_t at_once = kUnitsOfLargeCard * bwd_rows_blocks(p.in.width);
     const auto pieces = [&](int stages) { return (int64_t{plan.all_stages} + stages - 1) / stages; };
     const auto cost_of = [&](int stages) { return ceil_of(plan.groups * pieces(stages), at_once) * (stages + 1); };
     plan.stages = 1;

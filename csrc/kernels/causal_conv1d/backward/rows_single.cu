@@ -254,10 +254,9 @@ bool bwd_single_has_pairs(const CausalConv1dBwdParams& p) {
            has(p.dinitial_states);
 }
 
-// Each block's threads stay for the whole of the call, on a large card. (The card is one and the same everywhere, so that the
-// order of sums is.)
+// Each block's threads stay for the whole of the call, on a large card.
 BwdSingleCall bwd_single_call(const CausalConv1dBwdParams& p) {
-    constexpr int64_t kComputeUnits = 132, kSector = 32, kLeastRows = 4;
+    constexpr int64_t kSector = 32, kLeastRows = 4;
     BwdSingleCall call{p, 0, 0, 0, 0, 0, bwd_single_has_pairs(p)};
     const int64_t size = element_bytes(p.in.dtype) * (call.has_pairs ? 2 : 1), all = p.in.dim / (call.has_pairs ? 2 : 1);
     const int64_t least_groups = ceil_of(all, kSingleLanes);
@@ -268,7 +267,7 @@ BwdSingleCall bwd_single_call(const CausalConv1dBwdParams& p) {
     call.rows = static_cast<uint32_t>(kSingleThreads / lanes);
     const int blocks = bwd_single_blocks(bwd_has_states(p) ? p.in.width : 1, element_bytes(p.in.dtype), call.has_pairs);
     // One block more than the card holds at once would take as long again as all of them.
-    const int64_t held = kComputeUnits * blocks / call.groups, wanted = held > 0 ? held : 1;
+    const int64_t held = kUnitsOfLargeCard * blocks / call.groups, wanted = held > 0 ? held : 1;
     const int64_t turns = ceil_of(p.in.batch, call.rows);
     const int64_t pieces = turns < kLeastRows * wanted ? ceil_of(turns, kLeastRows) : wanted;
     call.rows_of_piece = static_cast<uint32_t>(ceil_of(turns, pieces) * call.rows);

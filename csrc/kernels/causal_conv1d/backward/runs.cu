@@ -147,10 +147,8 @@ BwdRunsPlan bwd_runs_plan_of(const CausalConv1dBwdParams& p, int run, int lines)
 }
 
 // Takes the length of run that costs a large card least: a tile has a start and an end, which take as long as some tokens, a
-// last round of fewer tiles takes as long as another, and few blocks leave much of a compute unit's time unused. (The card is
-// one and the same everywhere, so that the order of sums is.)
+// last round of fewer tiles takes as long as another, and few blocks leave much of a compute unit's time unused.
 BwdRunsPlan bwd_runs_plan(const CausalConv1dBwdParams& p) {
-    constexpr int64_t kComputeUnits = 132;
     constexpr double kLeastBlocks = 4, kOfStartAndEnd = 6, kOfHalo = 0.7;
     const int64_t at_once = bwd_runs_blocks(p.in.width);
     BwdRunsPlan best{};
@@ -164,7 +162,7 @@ BwdRunsPlan bwd_runs_plan(const CausalConv1dBwdParams& p) {
             plan = bwd_runs_plan_of(p, run, lines);
         }
         if (plan.lds_bytes > kBwdRunsLds || plan.tiles == 0 || !bwd_runs_is_near(p, plan)) continue;
-        const int64_t of_unit = ceil_of(plan.tiles, kComputeUnits);
+        const int64_t of_unit = ceil_of(plan.tiles, kUnitsOfLargeCard);
         const double busy = static_cast<double>(of_unit > at_once ? round_up(of_unit, at_once) : of_unit);
         const double halo = p.in.seqlen > run ? kOfHalo * (p.in.width - 1) : 0;
         const double cost = (busy > kLeastBlocks ? busy : kLeastBlocks) * (run + halo + kOfStartAndEnd);

@@ -8,6 +8,10 @@
 
 namespace hipconv {
 
+// Kernels divide tokens as costs a card of so many compute units least, as an H100 has. It is one and the same card everywhere,
+// so that the order of sums is.
+constexpr int64_t kUnitsOfLargeCard = 132;
+
 // Returns how many rows of partial sums there are. Kernels may leave more of some channels than of others: the channels from
 // first_channel[zone] on have rows[zone].
 struct BwdPartials {

@@ -93,10 +93,8 @@ BwdTileShape bwd_tile_shape_of_run(const CausalConv1dBwdParams& p, bool thin, in
 
 // Takes the length of run that costs a large card least. Its compute units are busy with as many tokens as the fullest one has,
 // halos included, and more with those that are checked; each round of blocks that it holds at once has a start and an end,
-// which take as long as some tokens; and few blocks leave much of its time unused. (The card is one and the same everywhere, so
-// that the order of sums is.)
+// which take as long as some tokens; and few blocks leave much of its time unused.
 BwdTileShape bwd_tile_shape_of(const CausalConv1dBwdParams& p, int period, double* cost) {
-    constexpr int64_t kComputeUnits = 132;
     constexpr double kOfStartAndEnd = 20, kMoreIfChecked = 0.4;
     const bool thin = bwd_is_thin(p, period ? period : p.in.seqlen);
     const int size = element_bytes(p.in.dtype);
@@ -108,8 +106,8 @@ BwdTileShape bwd_tile_shape_of(const CausalConv1dBwdParams& p, int period, doubl
     for (int run = kBwdTileMaxRun; run >= kBwdTileMinRun; run = run % 3 ? run / 4 * 3 : run / 3 * 2) {
         const BwdTileShape s = bwd_tile_shape_of_run(p, thin, run);
         if ((p.in.seq_idx.data || period) && static_cast<int>(s.rows) * (s.run + past) > kBwdTileTapBytes) continue;
-        const int64_t blocks = (s.groups * s.blocks + kComputeUnits - 1) / kComputeUnits;  // of a unit
-        const int less = kBwdTileThreads / static_cast<int>(s.lanes * s.rows);             // times as many small blocks fit
+        const int64_t blocks = (s.groups * s.blocks + kUnitsOfLargeCard - 1) / kUnitsOfLargeCard;  // of a unit
+        const int less = kBwdTileThreads / static_cast<int>(s.lanes * s.rows);  // times as many small blocks fit
         const int64_t rounds = (blocks + blocks_of_unit * less - 1) / (blocks_of_unit * less);
         const double all = static_cast<double>(blocks) / less, busy = all > least_blocks ? all : least_blocks;
         const int ends = period ? past > 0 ? (s.run + period - 1) / period : 0 : p.in.seqlen <= s.run ? 1 : 0;

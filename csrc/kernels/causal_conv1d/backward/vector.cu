@@ -143,7 +143,6 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
 // an end take as long as some steps; compute units hold so many blocks at once, and a last round of fewer takes as long as
 // another; few blocks leave much of a unit's time unused; and the sums of one piece need no kernel to add them up.
 Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) {
-    constexpr int64_t kComputeUnits = 132;
     constexpr double kOfStartAndEnd = 2, kLeastBlocks = 2.5, kClearly = 0.92;  // steps; blocks of a unit
     // A kernel that adds up sums takes as long as so many steps of one block of each unit. Long walks of few blocks are no use.
     constexpr double kOfSums = 10, kLeastBlocksOfLongPiece = 4;
@@ -155,7 +154,7 @@ Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) 
     const int at_once = s.is_whole ? kBwdWholeBlocks : bwd_vector_blocks(p.in.width, form, element_bytes(p.in.dtype));
     const auto cost_of = [&](uint32_t log2, double least_blocks) {
         const int64_t longest = int64_t{s.parts} << log2, pieces = (s.items + longest - 1) / longest;
-        const int64_t of_unit = (pieces * s.channel_groups + kComputeUnits - 1) / kComputeUnits;
+        const int64_t of_unit = (pieces * s.channel_groups + kUnitsOfLargeCard - 1) / kUnitsOfLargeCard;
         const int64_t in_rounds = of_unit > at_once ? (of_unit + at_once - 1) / at_once * at_once : of_unit;
         const double busy = static_cast<double>(in_rounds) > least_blocks ? static_cast<double>(in_rounds) : least_blocks;
         const int64_t steps = pieces > 1 ? int64_t{1} << log2 : (s.items + s.parts - 1) / s.parts;
