@@ -73,11 +73,14 @@ def random_rows(draw: random.Random, device: torch.device) -> tuple[dict[str, An
     weight_dtype = draw.choice([torch.float32, dtype])
     shape = batch, dim, seqlen
     channel_last = draw.random() < 0.7
+    tokens_outermost = draw.random() < 0.3  # the rows of a token follow each other
     crossed = draw.random() < 0.2  # x and out
 
     def rows(fill: float, channel_last: bool = channel_last) -> tuple[Tensor, Tensor]:
         pitch = (dim if channel_last else seqlen) + draw.choice([0, 0, 1, 2, 3, 4])
         strides = (seqlen * pitch, 1, pitch) if channel_last else (dim * pitch, pitch, 1)
+        if channel_last and tokens_outermost:
+            strides = (pitch, 1, batch * pitch)
         return strided(shape, strides, draw.choice([0, 0, 1, 2, 8]), dtype, device, fill)
 
     def normal(*shape: int) -> Tensor:

@@ -17,7 +17,7 @@ from conv1d.cases import random_rows
 from support.observe import launches_of
 from support.tensors import LAYOUTS, empty_as, mismatch, mismatch_beside_infinities, strided
 import hipconv
-from hipconv import reference_training
+from hipconv import reference, reference_training
 
 fn: Any = hipconv.causal_conv1d_fn
 
@@ -39,6 +39,24 @@ def test_any_memory_with_poison_around_x_and_canaries_around_out(device: torch.d
         assert arguments["final_states_out"] is None or torch.equal(arguments["final_states_out"], expected_final), what
         arguments["out"].fill_(42.0)
         assert (buffer == 42.0).all(), f"{what}: wrote outside out"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_few_channels_of_rows_whose_tokens_are_far_apart(device: torch.device, dtype: torch.dtype) -> None:
+    """The rows of a token follow each other in memory, so that what is beside a row's channels is other rows', or lies before the
+    tensor; fewer than the vectors of kernels that take any memory, and a few more."""
+    torch.manual_seed(0)
+    pairs = []
+    for dim, width, seqlen in itertools.product(range(1, 10), range(1, 6), (5, 40)):
+        x, _ = strided((17, dim, seqlen), (dim, 1, 17 * dim), 1, dtype, device, torch.nan)
+        out, buffer = strided((17, dim, seqlen), (dim, 1, 17 * dim), 1, dtype, device, 42.0)
+        x.normal_()
+        weight = torch.randn(dim, width, device=device)
+        hipconv.causal_conv1d_fwd(out, x, weight)
+        pairs.append((out.flatten(), reference.causal_conv1d(x, weight).flatten()))
+        assert (buffer[0] == 42.0) and (buffer[1 + out.numel() :] == 42.0).all(), (dim, width, seqlen)
+    wrong = mismatch(*map(torch.cat, zip(*pairs, strict=True)))
+    assert wrong is None, wrong
 
 
 def test_the_staged_kernel_makes_any_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

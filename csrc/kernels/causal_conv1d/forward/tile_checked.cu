@@ -331,9 +331,11 @@ CheckedForm form_of(const CausalConv1dFwdParams& p) {
     return form;
 }
 
+// A row's last lane, and its first, lie within the row.
 bool may_shift(const CausalConv1dFwdParams& p) {
     const bool short_rows = p.seqlen <= kShortShiftedRow && !p.initial_states.data;
-    return element_bytes(p.dtype) == 2 && p.width <= (short_rows ? kMostShiftedWidthOfShortRows : kMostShiftedWidth);
+    return element_bytes(p.dtype) == 2 && p.width <= (short_rows ? kMostShiftedWidthOfShortRows : kMostShiftedWidth) &&
+           p.dim >= lane_bytes(p.width) / element_bytes(p.dtype);
 }
 
 template <typename T, typename Lane, int kWidth>
