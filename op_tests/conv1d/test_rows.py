@@ -43,8 +43,9 @@ def test_any_memory_with_poison_around_x_and_canaries_around_out(device: torch.d
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_few_channels_of_rows_whose_tokens_are_far_apart(device: torch.device, dtype: torch.dtype) -> None:
-    """The rows of a token follow each other in memory, so that what is beside a row's channels is other rows', or lies before the
-    tensor; fewer than the vectors of kernels that take any memory, and a few more."""
+    """The rows of a token follow each other in memory: what is beside a row's channels is another row's, or lies before the tensor.
+    There are fewer channels than a vector has, and a few more.
+    """
     torch.manual_seed(0)
     pairs = []
     for dim, width, seqlen in itertools.product(range(1, 10), range(1, 6), (5, 40)):
