@@ -43,7 +43,7 @@ def test_any_memory_with_poison_around_x_and_canaries_around_out(device: torch.d
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_few_channels_of_rows_whose_tokens_are_far_apart(device: torch.device, dtype: torch.dtype) -> None:
-    """The rows of a token follow each other in memory: what is beside a row's channels is another row's, or lies before the tensor.
+    """The rows of a token follow each other in memory: beside a row's channels are another row's, or memory before the tensor.
     There are fewer channels than a vector has, and a few more.
     """
     torch.manual_seed(0)
@@ -58,6 +58,20 @@ def test_few_channels_of_rows_whose_tokens_are_far_apart(device: torch.device, d
         assert (buffer[0] == 42.0) and (buffer[1 + out.numel() :] == 42.0).all(), (dim, width, seqlen)
     wrong = mismatch(*map(torch.cat, zip(*pairs, strict=True)))
     assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gaps_of_any_length_between_rows_of_out_are_not_written(device: torch.device, dtype: torch.dtype) -> None:
+    """x is channel-last, out is not: tiles of tokens are longer than short rows, and as long as some with their gap."""
+    torch.manual_seed(0)
+    for dim, seqlen, gap in itertools.product((66, 128), (11, 12, 15, 16, 19, 23, 30, 33), range(1, 8)):
+        shape, pitch = (1, dim, seqlen), seqlen + gap
+        x = torch.randn(1, seqlen, dim, device=device).to(dtype).mT
+        out, buffer = strided(shape, (dim * pitch, pitch, 1), 2, dtype, device, 42.0)
+        hipconv.causal_conv1d_fwd(out, x, torch.randn(dim, 6, device=device))
+        assert not (out == 42.0).all()
+        out.fill_(42.0)
+        assert (buffer == 42.0).all(), (dim, seqlen, gap)
 
 
 def test_the_staged_kernel_makes_any_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

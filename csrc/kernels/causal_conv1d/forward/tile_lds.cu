@@ -230,6 +230,8 @@ LdsPlan new_plan(const CausalConv1dFwdParams& p) {
             plan.tokens = plan.run * plan.sequence_runs;
             plan.tokens_on = plan.tokens - shared;
             plan.blocks_a_sequence = static_cast<uint32_t>(parts(p.seqlen - shared, plan.tokens_on));
+            // Rows end where they end, so that what lies between them is not taken for theirs.
+            if (plan.blocks_a_sequence == 1) plan.tokens = plan.tokens_on = p.seqlen;
         }
         plan.runs = plan.sequences * plan.sequence_runs;
         plan.at_once = plan.sequences;
