@@ -59,6 +59,15 @@ def assert_pairs_match(groups: Iterable[list[tuple[Tensor, Tensor]]]) -> None:
         assert wrong is None, wrong
 
 
+def any_strides(draw: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of axes in any order, the innermost first with or without a step, and with gaps between some."""
+    strides, step = [0] * len(shape), draw.choice([1, 1, 1, 2, 3])
+    for axis in draw.sample(range(len(shape)), len(shape)):
+        strides[axis] = step
+        step = step * shape[axis] + draw.choice([0, 0, 0, 0, 1, 2, 3, 8])
+    return tuple(strides)
+
+
 def random_rows(draw: random.Random, device: torch.device) -> tuple[dict[str, Any], Tensor]:
     """Arguments of a call of rows with states and sequence ids, in memory of any pitch and alignment; and the buffer of `out`.
 
@@ -73,14 +82,14 @@ def random_rows(draw: random.Random, device: torch.device) -> tuple[dict[str, An
     weight_dtype = draw.choice([torch.float32, dtype])
     shape = batch, dim, seqlen
     channel_last = draw.random() < 0.7
-    tokens_outermost = draw.random() < 0.3  # the rows of a token follow each other
+    any_order = draw.random() < 0.3
     crossed = draw.random() < 0.2  # x and out
 
     def rows(fill: float, channel_last: bool = channel_last) -> tuple[Tensor, Tensor]:
         pitch = (dim if channel_last else seqlen) + draw.choice([0, 0, 1, 2, 3, 4])
-        strides = (seqlen * pitch, 1, pitch) if channel_last else (dim * pitch, pitch, 1)
-        if channel_last and tokens_outermost:
-            strides = (pitch, 1, batch * pitch)
+        strides: tuple[int, ...] = (seqlen * pitch, 1, pitch) if channel_last else (dim * pitch, pitch, 1)
+        if any_order:
+            strides = any_strides(draw, shape)
         return strided(shape, strides, draw.choice([0, 0, 1, 2, 8]), dtype, device, fill)
 
     def normal(*shape: int) -> Tensor:
@@ -92,14 +101,14 @@ def random_rows(draw: random.Random, device: torch.device) -> tuple[dict[str, An
     documents = (
         torch.arange(seqlen, device=device).div(draw.choice([1, 2, 3, 8, 20]), rounding_mode="floor").expand(batch, seqlen)
     )
-    any_order = torch.randint(-1, 3, (seqlen, batch), device=device).mT
+    ids_in_any_order = torch.randint(-1, 3, (seqlen, batch), device=device).mT
     return {
         "out": out,
         "final_states_out": draw.choice([None, torch.zeros(batch, dim, width - 1, dtype=dtype, device=device)]),
         "x": x,
         "weight": weight.to(weight_dtype),
         "bias": draw.choice([None, bias, bias]),
-        "seq_idx": draw.choice([None, documents.int().contiguous(), any_order.int()]),
+        "seq_idx": draw.choice([None, documents.int().contiguous(), ids_in_any_order.int()]),
         "initial_states": draw.choice([None, past.mT, past.mT.contiguous()]),
         "use_silu": draw.random() < 0.7,
     }, buffer

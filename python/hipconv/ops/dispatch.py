@@ -96,9 +96,9 @@ def refuse_derivatives_of_torch_func(**tensors: Tensor | None) -> None:
         refuse_derivatives(**tensors)
 
 
-def fake_of(operator: str, check: Callable[..., None]) -> Callable[..., None]:
+def fake_of(operator: str, check: Callable[..., None] = lambda *_, **__: None) -> Callable[..., None]:
     """Fake an operator that writes only into what it is given. torch also comes to it when one of several real tensors is on
-    the meta device; the others are to pass `check`, by their names.
+    the meta device; where all are, `check` may refuse them, x first and the others by name.
     """
 
     def fake_of_writes(*arguments, **options):
