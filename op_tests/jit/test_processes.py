@@ -134,7 +134,7 @@ def test_a_child_forked_during_a_build_is_not_stuck(probe: Probe) -> None:
 
 
 def test_a_child_forked_while_a_compiler_is_started_does_not_keep_the_build_waiting(probe: Probe) -> None:
-    """It would have inherited the pipe at whose end the build waits, and here it waits for the build itself."""
+    """It would have inherited the pipe at whose end the build waits, and held it open until its alarm."""
     script = """
     import signal, subprocess
     close = subprocess.Popen._close_pipe_fds

@@ -95,10 +95,10 @@ def update_directly(
 
 
 def _check_decode_fakes(x, conv_state, weight, bias=None, out=None, query_start_loc=None, **_):
-    ranks, axes = ((2, 3), "(batch, dim) or (batch, dim, seqlen)")
-    if query_start_loc is not None:
-        ranks, axes = ((2,), "(tokens, dim), as there is a query_start_loc")
-    check_inputs(x, ranks, axes, 1, weight, bias)
+    if query_start_loc is None:
+        check_inputs(x, (2, 3), "(batch, dim) or (batch, dim, seqlen)", 1, weight, bias)
+    else:
+        check_inputs(x, (2,), "(tokens, dim), as there is a query_start_loc", 1, weight, bias)
     check_states("conv_state", conv_state, weight)
     if out is not None:
         check_out(out, x)
