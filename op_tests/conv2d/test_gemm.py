@@ -134,6 +134,12 @@ WARPGROUPED = {
     "narrow patches": Case((2, 72, 16, 15), (72, 3, 3), padding=(1, 1, 1, 1), bias=True),
     "narrow patches, f32 out": Case((1, 64, 32, 8), (40, 3, 3), padding=(0, 2, 2, 0), out_dtype=torch.float32, bias=True),
     "narrow patches of groups": Case((2, 128, 16, 9), (24, 3, 3), padding=(1, 1, 1, 1), groups=2, weight_layout="kcrs"),
+    # More tiles than a block's warpgroups make in one turn each, with sums as long as a ring and longer.
+    "narrow patches in turns": Case((2, 72, 40, 40), (8, 3, 3), padding=(1, 1, 1, 1), bias=True, activation="relu"),
+    "wide patches in turns": Case((1, 72, 48, 64), (8, 3, 3), padding=(1, 1, 1, 1), out_layout="nchw", bias=True),
+    "runs in turns": Case((1, 72, 97, 97), (8, 3, 3), (2, 2), bias=True),
+    "shared filters in turns": Case((3, 200, 31, 33), (40, 1, 1), bias=True),
+    "planes in turns": Case((3, 200, 40, 40), (8, 1, 1), x_layout="nchw0", out_layout="nchw", bias=True),
     "wide patches by boxes": Case(
         (2, 136, 4, 64), (40, 3, 3), padding=(1, 1, 1, 1), out_layout="nchw", bias=True, residual=True
     ),

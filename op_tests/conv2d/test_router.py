@@ -316,7 +316,7 @@ def test_patches_are_those_of_the_kernels(layout: str) -> None:
         out = meta(1, 64, height, width).to(memory_format=format)
         asked = problem(64, height, 64)._replace(in_size=(height, width), out_size=(height, width), layout=layout)
         for tile_m in (64, 128, 256) if layout == "nhwc" else (128,):
-            has_patches = costs._has_patches(asked, tile_m, 8 if layout == "nhwc" else 64)
+            has_patches = costs._has_patches(asked, costs._of_a_turn((tile_m, 128))[0], 8 if layout == "nhwc" else 64)
             options = ([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [height, width], torch.bfloat16, layout == "nhwc")
             tile = [tile_m, 128 if tile_m == 256 else 64, 2 if layout == "nhwc" else 1]
             call = module.Call(*options, "warpgroup_gemm", "wave32", tile)

@@ -17,6 +17,9 @@ struct RingState {
             phase ^= 1;
         }
     }
+    HIPCONV_INLINE void skip(int count, int stages) {
+        for (stage += count; stage >= stages; stage -= stages) phase ^= 1;
+    }
 };
 
 struct Ring {

@@ -135,15 +135,16 @@ HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, int k_blocks, const R
 }
 
 // The same of TF32 in planes, whose pixels the lanes bring to registers, kWgmmaBytes of channels at a time. The pixels of the
-// next step are read, and those of this one put in order, while kUnderWay products of the steps before still read theirs.
+// next step are read, and those of this one put in order, while kUnderWay products of the steps before still read theirs. This
+// warpgroup's pixels begin at a block of 64 of the tile.
 template <int kUnderWay, int kTileN, int kBlocks, typename Meanwhile>
 HIPCONV_INLINE void mainloop_by_registers(const WarpgroupGemmParams& p, int k_blocks, const Ring& x, const Ring& filters,
-                                          RingState& place, const Meanwhile& meanwhile,
+                                          RingState& place, int first_block, const Meanwhile& meanwhile,
                                           WarpgroupSums<kTileN> (&sums)[kBlocks]) {
     constexpr int kSteps = kTileRowBytes / kWgmmaBytes;
     const int thread = thread_again();
     const bool later_first = LaneInPlanes::reads_later_first(thread);
-    const LaneInPlanes all_x(x.tiles + thread / kWarpgroupThreads * (kBlocks * kWarpgroupPixels * kTileChunks), thread);
+    const LaneInPlanes all_x(x.tiles + first_block * (kWarpgroupPixels * kTileChunks), thread);
     const WgmmaOperand all_filters = kept(wgmma_operand(filters.tiles, 0, 8 * kTileRowBytes));
     const Barriers barriers = barriers_from(x.full);
     const EmptyBarriers empty(p, x.empty, p.shared != Shared::nothing, thread % 32);

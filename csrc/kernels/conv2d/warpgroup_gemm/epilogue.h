@@ -11,7 +11,7 @@ namespace hipconv {
 
 // Stores a tile along filters. A wave writes its sums of 16 pixels, by 128 bytes of filters, to its epilogue tile, as a box of
 // out; one lane has it stored, while the wave goes on.
-template <typename T, int kTileN, int kBlocks>
+template <typename T, bool kInTurns, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_boxes_of_filters(const WarpgroupGemmParams& p, const WarpgroupTile& t,
                                            const WarpgroupSums<kTileN> (&sums)[kBlocks], EpilogueLds lds) {
     constexpr int kFilters = kTileRowBytes / static_cast<int>(sizeof(T)), kPieces = kTileN / kFilters;
@@ -42,7 +42,8 @@ HIPCONV_INLINE void store_boxes_of_filters(const WarpgroupGemmParams& p, const W
         sync_wave();  // the box is written
         if (lane != 0) continue;
         const int filter = t.first_filter + first;
-        const int pixel = first_pixel_of_wave<kBlocks>(thread_again()) + number / kPieces * kWarpgroupPixels;
+        const int thread = kInTurns ? thread_again() % kWarpgroupThreads : thread_again();
+        const int pixel = first_pixel_of_wave<kBlocks>(thread) + number / kPieces * kWarpgroupPixels;
         if (p.patches)
             tma_store_box(p.out, box,
                           {filter, t.group, t.column + pixel % p.patch_columns, t.row + pixel / p.patch_columns, t.image});
@@ -100,7 +101,7 @@ HIPCONV_INLINE void store_box_by_lanes(const ConvGemmParams& g, const Words4* bo
 // The same along pixels: all waves of a warpgroup write its sums of 64 pixels, by 32 filters, as rows of 128 bytes of pixels.
 // They meet at the warpgroup's barrier when the box is written; then the box before has been read too. Of 16 bits there are two
 // boxes, of which that one is the place of the next; for f32, waves also meet before they write. `phase` is the barrier's.
-template <typename T, int kTileN, int kBlocks>
+template <typename T, bool kInTurns, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_boxes_of_pixels(const WarpgroupGemmParams& p, const WarpgroupTile& t,
                                           const WarpgroupSums<kTileN> (&sums)[kBlocks], EpilogueLds lds, Barrier* barrier,
                                           int& phase) {
@@ -147,7 +148,8 @@ HIPCONV_INLINE void store_boxes_of_pixels(const WarpgroupGemmParams& p, const Wa
         fence_async_proxy();
         if (kIs16Bit && of_warpgroup == 0) wait_for_stores();
         meet();  // the box is written
-        const int pixel = (thread / kWarpgroupThreads * kBlocks + number / kPieces) * kWarpgroupPixels;
+        const int first_block = kInTurns ? 0 : thread / kWarpgroupThreads * kBlocks;
+        const int pixel = (first_block + number / kPieces) * kWarpgroupPixels;
         const int filter = t.first_filter + first, filters = p.gemm.group_filters - filter;
         const PlaceOfPixels at(p, t, pixel);
         if (!at.by_tma) {
@@ -164,15 +166,15 @@ HIPCONV_INLINE void store_boxes_of_pixels(const WarpgroupGemmParams& p, const Wa
     }
 }
 
-template <typename T, BoxesOf kBoxes, int kTileN, int kBlocks>
+template <typename T, BoxesOf kBoxes, bool kInTurns, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_boxes(const WarpgroupGemmParams& p, const WarpgroupTile& t,
                                 const WarpgroupSums<kTileN> (&sums)[kBlocks], const float (&lane_bias)[kTileN / 32],
                                 EpilogueLds lds, Barrier* barriers, int& phase) {
     lds.share_bias(lane_bias, thread_again() % 32);
     if constexpr (kBoxes == BoxesOf::filters)
-        return store_boxes_of_filters<T>(p, t, sums, lds);
+        return store_boxes_of_filters<T, kInTurns>(p, t, sums, lds);
     else
-        store_boxes_of_pixels<T>(p, t, sums, lds, barriers + thread_again() / kWarpgroupThreads, phase);
+        store_boxes_of_pixels<T, kInTurns>(p, t, sums, lds, barriers + thread_again() / kWarpgroupThreads, phase);
 }
 
 // ---- by lanes -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 // specialised waves. f32 is rounded to TF32, or comes as two parts of it, which follow each other in a stage. This file has
 // what the launcher hands to the kernels, and the shape of a block.
 //
-// Consumers multiply: two warpgroups, or one where a tile has 64 pixels. Producers fill two rings of stages in LDS, one of x
+// Consumers multiply: two warpgroups, or one where a tile has 64 pixels. A tile of 256 pixels is two of 128 that they make in
+// turns, so that the products of one go on while the other stores its sums. Producers fill two rings of stages in LDS, one of x
 // and one of filters. TMA loads both. Where channels of x are not dense but pixels are, 1x1 taps multiply planes, stages whose
 // rows are pixels of a channel, and for 3x3 taps producer waves gather x, in vectors of eight pixels of a channel, which they
 // transpose into vectors of channels on the way.
@@ -64,6 +65,10 @@ HIPCONV_INLINE constexpr int patch_rows(int tile_m, int columns) {  // rows of L
 
 constexpr int kMaxStages = 12;
 
+// Tiles of 256 pixels are made in turns of a warpgroup each.
+HIPCONV_INLINE constexpr bool has_turns(int tile_m) { return tile_m == 256; }
+HIPCONV_INLINE constexpr int pixels_of_turn(int tile_m) { return has_turns(tile_m) ? tile_m / 2 : tile_m; }
+
 // Boxes of x, and of filters, of a stage.
 template <typename T>
 inline constexpr int kParts = kIsSplit<T> ? 2 : 1;
@@ -77,8 +82,9 @@ struct WarpgroupShape {
     int blocks_per_unit, producers;
     int producer_registers, consumer_registers;  // of a thread, after producers gave theirs to consumers; 0: not changed
     int parts;                                   // kParts
-    // Those of the rings, of the clusters, and of each warpgroup.
-    static constexpr int kBarriers = 4 * kMaxStages + 3, kBarrierBytes = (kBarriers + 1) / 2 * 16;
+    // Those of the rings, of the clusters, and of each warpgroup's boxes and turns.
+    static constexpr int kOfCluster = 4 * kMaxStages, kOfBoxes = kOfCluster + 1, kOfTurns = kOfBoxes + 2;
+    static constexpr int kBarriers = kOfTurns + 2, kBarrierBytes = (kBarriers + 1) / 2 * 16;
 
     HIPCONV_INLINE constexpr int consumers() const { return tile_m == 64 ? 128 : 256; }
     HIPCONV_INLINE constexpr int threads() const { return consumers() + producers; }

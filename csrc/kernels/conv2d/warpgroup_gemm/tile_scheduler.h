@@ -65,6 +65,11 @@ HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int nu
     return t;
 }
 
+HIPCONV_INLINE int k_blocks_of_tile(const WarpgroupGemmParams& p, int number) {
+    const int left = p.k_blocks - number / p.tiles_per_part * p.k_blocks_per_part;
+    return left < p.k_blocks_per_part ? left : p.k_blocks_per_part;
+}
+
 // Pixels of tiles that are cut into 64 consecutive pixels of an image each.
 struct PixelsOfImages {
     int number;  // of the first one, where every image has as many as its pieces of 64 would have

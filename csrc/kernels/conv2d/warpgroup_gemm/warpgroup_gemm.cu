@@ -12,13 +12,20 @@ namespace hipconv {
 
 namespace {
 
-const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
+// The plan with the tile of one turn in place of that of two.
+Conv2dPlan of_a_turn(Conv2dPlan plan) {
+    plan.tile_m = pixels_of_turn(plan.tile_m);
+    return plan;
+}
+
+const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& chosen) {
+    const Conv2dPlan plan = of_a_turn(chosen);
     const XSource source = x_source_of(p, l, plan.tile_m);
     if (!source.serves)
         return "channels_last x with C / groups a multiple of 8 (f32: 4) and 16-byte alignment, or contiguous x and 1x1 taps "
                "of stride 1, with aligned images of a multiple of 8 pixels (f32: 4; with groups, C / groups a multiple "
                "of 32), or of 16-bit types and 3x3 taps of stride 1, with aligned rows";
-    if (plan.tile_m != 128 && !source.by_tma)  // with 256 registers would spill; 64 are not enough work to gather for
+    if (chosen.tile_m != 128 && !source.by_tma)  // with 256 registers would spill; 64 are not enough work to gather for
         return "by tiles of 64 or 256 pixels channels_last x, or contiguous x and 1x1 taps";
     const int64_t tiles = ceil_of(l.image_pixels * p.batch, plan.tile_m) * ceil_of(l.group_filters, plan.tile_n) * p.groups;
     if (tiles * 2 * plan.split_k >= kLimit31) return "up to 2^30 tiles";  // of patches there are up to 5/4
@@ -82,7 +89,7 @@ const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& p, const Conv2dPla
 int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
     const GemmLayout l(p, false);
     if (plan.split_k == 1) return l.packed_bytes;
-    const Split split = split_of(p, l, plan);
+    const Split split = split_of(p, l, of_a_turn(plan));
     return l.packed_bytes + split.sums_bytes + split.flags_bytes;
 }
 
@@ -94,7 +101,8 @@ void conv2d_warpgroup_gemm_pack(const Conv2dParams& p, const Conv2dPlan&, void* 
     pack_filters(p, GemmLayout(p, false), false, packed, stream);
 }
 
-void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
+void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& chosen, void* workspace, void* stream) {
+    const Conv2dPlan plan = of_a_turn(chosen);
     const GemmLayout l(p, false);
     const bool splits = plan.algorithm == "split_warpgroup_gemm";  // then x and filters come in parts
     const int parts = splits ? 2 : 1;
@@ -130,10 +138,10 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
         g.tiles = g.tiles_per_part = static_cast<int32_t>(ceil_of(split.tiles / g.gemm.tiles_n, 2) * 2 * g.gemm.tiles_n);
     }
     const int blocks_per_unit = warpgroup_shape(plan.tile_m, plan.tile_n, source.by_tma, parts).blocks_per_unit;
-    // A cluster's blocks run on SMs that are near each other, so that not all SMs can be filled by clusters. Tiles of 256
-    // pixels have more sums than the way between SMs takes quickly.
+    // A cluster's blocks run on SMs that are near each other, so that not all SMs can be filled by clusters. Turns
+    // make more sums than the way between SMs takes quickly.
     const int for_clusters = units - units / 4;
-    const bool by_clusters = split.parts > 1 && split.parts <= kMostBlocksOfACluster && plan.tile_m < 256 &&
+    const bool by_clusters = split.parts > 1 && split.parts <= kMostBlocksOfACluster && !has_turns(chosen.tile_m) &&
                              g.tiles <= for_clusters * blocks_per_unit;
     g.is_alone = g.tiles <= (by_clusters ? for_clusters : units);
     char* const memory = static_cast<char*>(workspace) + l.packed_bytes;
@@ -156,7 +164,7 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
                         : p.dtype == DType::f32  ? launcher_of_tf32(source)
                         : p.dtype == DType::bf16 ? launcher_of_halves<bf16>(source)
                                                  : launcher_of_halves<f16>(source);
-    launch(g, {plan.tile_m, plan.tile_n}, units, stream);
+    launch(g, {chosen.tile_m, plan.tile_n}, units, stream);
 }
 
 }  // namespace hipconv

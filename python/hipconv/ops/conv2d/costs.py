@@ -404,23 +404,26 @@ class _TileCost(NamedTuple):
     step_alone: float  # of a block that has a compute unit for itself
     rest: float
     blocks_a_unit: int
+    last: float = 0.0  # beside the last tile, whose sums are stored when no products are left
 
 
+# A tile of 256 pixels is two of 128, which a compute unit's warpgroups make in turns: its costs are those of a turn.
 _WARPGROUP_COSTS = {
-    (256, 128): _TileCost(0.60, 0.56, 3.6, 1),
+    (256, 128): _TileCost(0.314, 0.283, 1.6, 1, 3.1),
     (128, 128): _TileCost(0.37, 0.29, 2.2, 1),
     (128, 64): _TileCost(0.53, 0.187, 1.8, 2),
     (64, 64): _TileCost(0.27, 0.132, 1.4, 2),
 }
 _PATCH_COSTS = {  # where a stage of x serves all taps
-    (256, 128): _TileCost(0.66, 0.56, 1.8, 1),
+    (256, 128): _TileCost(0.309, 0.33, 1.24, 1, 2.3),
     (128, 128): _TileCost(0.36, 0.33, 1.7, 1),
     (128, 64): _TileCost(0.37, 0.157, 1.6, 2),
     (64, 64): _TileCost(0.18, 0.098, 2.0, 2),
 }
 _TF32_PATCH_COSTS = {tile: costs._replace(rest=2 * costs.rest) for tile, costs in _PATCH_COSTS.items()}
+_TF32_PATCH_COSTS[256, 128] = _TileCost(0.27, 0.2, 0.83, 1, 11.8)
 _WINDOW_COSTS = {  # of pixels that overlap in memory: a filter's row of few channels, repacked
-    (256, 128): _TileCost(1.0, 1.0, 3.1, 1),
+    (256, 128): _TileCost(0.5, 0.5, 1.5, 1, 1.6),
     (128, 128): _TileCost(0.8, 0.8, 1.1, 1),
     (128, 64): _TileCost(1.45, 0.5, 0.6, 2),
 }
@@ -431,13 +434,13 @@ _GATHERED_COSTS = {  # of x that waves gather
 }
 _GATHERED_PATCH_COSTS = {tile: costs._replace(step=0.62, step_alone=0.62) for tile, costs in _GATHERED_COSTS.items()}
 _PLANE_COSTS = {  # of contiguous images whose channels are multiplied as they lie in memory
-    (256, 128): _TileCost(0.71, 0.55, 5.0, 1),
+    (256, 128): _TileCost(0.295, 0.242, 2.3, 1, 4.0),
     (128, 128): _TileCost(0.53, 0.28, 3.2, 1),
     (128, 64): _TileCost(0.71, 0.155, 2.3, 2),
     (64, 64): _TileCost(0.28, 0.12, 2.2, 2),
 }
 _TF32_PLANE_COSTS = {  # the same of TF32, by registers
-    (256, 128): _TileCost(0.82, 0.77, 4.8, 1),
+    (256, 128): _TileCost(0.234, 0.256, 1.94, 1, 8.3),
     (128, 128): _TileCost(0.49, 0.40, 2.5, 1),
     (128, 64): _TileCost(0.74, 0.30, 2.0, 2),
     (64, 64): _TileCost(0.47, 0.22, 1.3, 2),
@@ -564,11 +567,12 @@ def _warpgroups(
     channel_steps, taps = -(-problem.in_channels // problem.groups // step_of(problem)), math.prod(problem.kernel)
 
     def steps_a_stage(tile: Tile) -> int:  # of the mainloop: a sum is split between stages
-        return taps if _has_patches(problem, tile[0], 64 if gathers else 8) else 1
+        return taps if _has_patches(problem, _of_a_turn(tile)[0], 64 if gathers else 8) else 1
 
     def cost(plan: tuple[Tile, int]) -> float:
         tile, parts = plan
-        steps, blocks, part_bytes = steps_a_stage(tile), blocks_of(problem, tile) * parts, 4 * math.prod(tile)
+        turn = _of_a_turn(tile)
+        steps, blocks, part_bytes = steps_a_stage(tile), blocks_of(problem, turn) * parts, 4 * math.prod(turn)
         costs = (costs_of_patches if costs_of_patches and steps > 1 else costs_of)[tile]
         # As conv2d/warpgroup_gemm/warpgroup_gemm.cu has it.
         for_clusters = math.ceil(card.compute_units * _CLUSTERED_UNITS)
@@ -576,7 +580,7 @@ def _warpgroups(
         step = costs.step_alone if blocks <= (for_clusters if in_clusters else card.compute_units) else costs.step
         rounds = -(-blocks // (card.compute_units * costs.blocks_a_unit))
         us = rounds * (-(-channel_steps * taps // steps // parts) * steps * step * unfilled + costs.rest + by_elements)
-        us += _LAUNCHING
+        us += _LAUNCHING + costs.last
         if parts == 1:
             return us
         if in_clusters:
@@ -598,6 +602,11 @@ def _warpgroups(
 
 
 _PIECE = 64  # pixels of an image that a product of warpgroups takes
+
+
+def _of_a_turn(tile: Tile) -> Tile:
+    """Return what a warpgroup makes in its turn, as pixels_of_turn in csrc/kernels/conv2d has it."""
+    return (128 if tile[0] == 256 else tile[0], tile[1])
 
 
 def _has_planes(problem: Problem) -> bool:
