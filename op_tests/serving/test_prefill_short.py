@@ -75,3 +75,10 @@ def test_split_and_infinite_weights(device: torch.device) -> None:
         states = arguments.pop("conv_states").clone()
         parts = serving.causal_conv1d_split_qkv(**arguments, conv_states=states, k_dim=22, v_dim=26)
         assert mismatch(torch.cat(parts, 1).T[:, live], wanted[:, live]) is None
+
+
+def test_rows_that_make_several_sequences_by_themselves(device: torch.device) -> None:
+    """Of many sequences, a row makes as many as leave the last blocks like the others."""
+    words = "words" if "words" in kernel_names(device) else "auto"
+    arguments = Case([*[1] * 530, 2, 20, 3], 1023, 2, torch.float32, torch.float32).inputs(device)
+    check(arguments | {"kernel": words})

@@ -3,6 +3,7 @@
 
 #include "in_place.h"
 #include "launch/check.h"
+#include "launch/compute_units.h"
 #include "short.h"
 #include "words_run.h"
 
@@ -62,14 +63,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, long_blocks(kWidth))
 
 namespace {
 
-// The number of lanes of a row that leaves the fewest of a block's threads without a word. Of equal ones, the most.
+// The number of lanes of a row that leaves the fewest of a block's threads without a word. Of nearly equal ones, the most, as
+// short pieces of rows begin and end in the middle of sectors.
 int lanes_of_row(int64_t items) {
     int best = 32;
     int64_t best_of = 0;
     const auto consider = [&](int64_t lanes) {
         if (lanes < 1 || lanes > kShortThreads) return;
         const int64_t strips = ceil_of(items, lanes), rows = kShortThreads / lanes;
-        const int64_t of = items * 1000 / (strips * lanes) * (rows * lanes) / kShortThreads - (lanes < 32 ? 100 : 0);
+        const int64_t gain = lanes < 32 ? -100 : (lanes < 128 ? lanes : 128) / 3;
+        const int64_t of = items * 1000 / (strips * lanes) * (rows * lanes) / kShortThreads + gain;
         if (of <= best_of) return;
         best = static_cast<int>(lanes);
         best_of = of;
@@ -77,6 +80,36 @@ int lanes_of_row(int64_t items) {
     for (int64_t lanes : {128, 64, 32}) consider(lanes);
     for (int64_t strips = 1; strips <= 8; ++strips) consider(ceil_of(items, strips));
     return best;
+}
+
+// The number of sequences that a row makes one after another, where `resident` blocks are under way at once: as many as leave
+// enough blocks, or about as many, so that the last ones are not much fewer than those. A forced tile has as many as fit.
+int32_t rounds_of_rows(const CausalConv1dVarlenParams& p, const VarlenTile& tile, int64_t rows, int64_t strips,
+                       int64_t resident) {
+    constexpr int64_t kEnoughBlocks = 1024, kMostRounds = 32;
+    const int64_t most = kShortFound / rows < kMostRounds ? kShortFound / rows : kMostRounds;
+    if (tile.tokens) {
+        const int64_t all = p.sequences / rows;
+        return static_cast<int32_t>(all < 1 ? 1 : all < most ? all : most);
+    }
+    int64_t rounds = 1;
+    while (rounds * 2 <= most && strips * (p.sequences / (rows * rounds * 2)) >= kEnoughBlocks) rounds *= 2;
+    if (rounds == 1) return 1;
+    const int64_t waves = ceil_of(strips * ceil_of(p.sequences, rows * rounds), resident);
+    double least = 0;
+    for (int64_t n = waves > 1 ? waves - 1 : 1; n <= waves + 1; ++n) {
+        const int64_t across = n * resident / strips;
+        if (across == 0) continue;
+        const int64_t each = ceil_of(p.sequences, rows * across);
+        if (each > most) continue;
+        // A state takes as long as some tokens, and so does a block's beginning.
+        const double states = p.sequences, tokens = p.tokens + 2 * states;
+        const double time = static_cast<double>(n) * (static_cast<double>(each) * tokens + 4 * states);
+        if (least > 0 && time >= least) continue;
+        least = time;
+        rounds = each;
+    }
+    return static_cast<int32_t>(rounds);
 }
 
 // The runs of longer sequences: blocks of whole rows, as there are few of them.
@@ -134,13 +167,12 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
     plan.lanes = small_divisor_of(lanes);
     plan.rows = kShortThreads / lanes;
     const int64_t strips = ceil_of(lane_items, lanes);
-    constexpr int64_t kEnoughBlocks = 1024;
-    plan.rounds = 1;
-    // A forced tile has rows make several sequences, however few there are.
-    const auto more = [&](int64_t blocks) { return tile.tokens ? blocks > 0 : strips * blocks >= kEnoughBlocks; };
-    while (plan.rounds < 32 && plan.rows * plan.rounds * 2 <= kShortFound &&
-           more(p.sequences / (int64_t{plan.rows} * plan.rounds * 2)))
-        plan.rounds *= 2;
+    plan.states = static_cast<char*>(p.states) + p.first_column * p.column_stride * bytes;
+    const bool states_in_words =
+        state_rows || (aligned(plan.states, 4) && p.slot_stride % 2 == 0 && (p.width == 2 || p.column_stride % 2 == 0));
+    const bool words = p.dim % 2 == 0 && aligned(p.x, 4) && p.x_token_stride % 2 == 0 && outputs_in_words(p) && states_in_words;
+    plan.rounds =
+        rounds_of_rows(p, tile, plan.rows, strips, int64_t{compute_units_here()} * short_blocks(p.width, bytes == 4 || words));
     const int64_t each = int64_t{plan.rows} * plan.rounds;
     plan.blocks = static_cast<uint32_t>(ceil_of(p.sequences, each));
     plan.begun_tokens = p.width - 1;
@@ -153,7 +185,6 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
     plan.further_step = plan.further * int64_t{plan.x_step};
     plan.slot_step = static_cast<uint32_t>(p.slot_stride * bytes);
     plan.column_step = static_cast<uint32_t>(p.column_stride * bytes);
-    plan.states = static_cast<char*>(p.states) + p.first_column * p.column_stride * bytes;
     const int both = 4 * (p.width - 1);
     plan.rows_in_vectors = state_rows && p.dim % 2 == 0 && aligned(p.states, both) && p.slot_stride * 2 % both == 0;
     plan.rows_in_words = p.width == 7 || (p.dim % 2 == 0 && aligned(p.states, 4) && p.slot_stride % 2 == 0);
@@ -161,9 +192,6 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
     plan.begun_by_token = runs.begun_by_token;
     plan.halos = runs.halos;
     plan.begun = runs.begun;
-    const bool states_in_words =
-        state_rows || (aligned(plan.states, 4) && p.slot_stride % 2 == 0 && (p.width == 2 || p.column_stride % 2 == 0));
-    const bool words = p.dim % 2 == 0 && aligned(p.x, 4) && p.x_token_stride % 2 == 0 && outputs_in_words(p) && states_in_words;
     const hipStream_t s = static_cast<hipStream_t>(stream);
     const dim3 grid = grid_of(strips, plan.blocks + ceil_of(plan.halos_to_save, each));
     with_dtype(p.dtype, [&](auto type) { launch_short_instance<decltype(type)>(call, state_rows, words, grid, s); });

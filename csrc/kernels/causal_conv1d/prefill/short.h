@@ -41,6 +41,9 @@ struct ShortCall {
     ShortPlan plan;
 };
 
+// The number of blocks of a compute unit, by registers. `words`: all but rows of columns lies in aligned words.
+constexpr int short_blocks(int width, bool words) { return width <= 3 && words ? 4 : width <= 5 ? 3 : 2; }
+
 // Lanes have two words each where windows are of one column.
 constexpr int kItemsOfTwo = 2;
 

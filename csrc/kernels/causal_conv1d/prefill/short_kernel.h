@@ -39,9 +39,6 @@ struct ShortSequence {
     int32_t has_state;
 };
 
-// The number of blocks of a compute unit, by registers.
-constexpr int short_blocks(int width, bool words) { return width <= 3 && words ? 4 : width <= 5 ? 3 : 2; }
-
 // kStateRows: a slot has its channels one behind another, each with all of its columns. kWords: all else lies in aligned words.
 template <typename T, int kWidth, bool kStateRows, bool kWords>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kShortThreads, (short_blocks(kWidth, kWords)))
