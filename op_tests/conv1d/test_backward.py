@@ -559,6 +559,13 @@ def test_taps_that_are_made_for_many_channels(width: int) -> None:
             assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-2), case
 
 
+def test_sums_of_many_channels_in_few_rows(device: torch.device) -> None:
+    """A block of the kernel that adds up has more columns then."""
+    for dim, width in ((8464, 1), (8449, 2), (5640, 5)):
+        inputs = Case(40, dim, 1, width, torch.bfloat16, has_initial=width > 1).inputs(device)
+        assert (wrong := wrong_gradients(inputs, inputs.gradients())) is None, wrong
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_small_integers_are_exact(device: torch.device, layout: str) -> None:
     """Sums of them, too: what is rounded is the exact gradient. Rows shorter than the filter are all halo."""
