@@ -17,7 +17,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((FrameWarpgroupShape{kTileM, kTileN}.threa
         constexpr Shape kShape{kTileM, kTileN};
         constexpr int kConsumerWaves = kShape.consumers() / 32, kWarpgroups = kShape.consumers() / kWarpgroupThreads;
         constexpr int kBlocks = kTileM / kWarpgroupPixels / kWarpgroups;  // blocks of 64 pixels of a warpgroup
-        const int thread = threadIdx.x, wave = thread / 32, lane = thread % 32;
+        const int thread = threadIdx.x, wave = __shfl(thread / 32, 0), lane = thread % 32;
         Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.barriers_offset() / 16);
         const Ring x{lds, p.patch_chunks, p.x_stages, barriers, barriers + kMaxStages};
         const Ring filters{lds + p.x_stages * p.patch_chunks, kShape.filter_bytes() / 16, p.filter_stages,
