@@ -78,7 +78,7 @@ def test_split_and_infinite_weights(device: torch.device) -> None:
 
 
 def test_rows_that_make_several_sequences_by_themselves(device: torch.device) -> None:
-    """Of many sequences, a row makes as many as leave the last blocks like the others."""
+    """A row makes as many of many sequences as leave the last blocks like the others."""
     words = "words" if "words" in kernel_names(device) else "auto"
     arguments = Case([*[1] * 530, 2, 20, 3], 1023, 2, torch.float32, torch.float32).inputs(device)
     check(arguments | {"kernel": words})
