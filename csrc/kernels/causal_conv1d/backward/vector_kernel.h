@@ -437,8 +437,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
                 if (threadIdx.y < kTokens) prefetch(x_row + int64_t{token} * plan.x_step);
                 prefetch(dout_row + int64_t{t_next - plan.ahead} * kSize);
             }
-            // 16-bit types wait for arithmetic more than for loads.
-            if (kSize == 4 && !kAcross && plan.ahead > 0 && left > 1 && t_next >= plan.ahead) {
+            if (bwd_vector_fetches(kWidth, kForm, kSize) && plan.ahead > 0 && left > 1 && t_next >= plan.ahead) {
                 prefetch(x_row + int64_t{t_next - plan.ahead} * kSize);
                 prefetch(dout_row + int64_t{t_next - plan.ahead} * kSize);
             }

@@ -104,6 +104,16 @@ HIPCONV_INLINE constexpr bool bwd_vector_loads_first_at_once(int width, BwdForm 
     return kHasPredicates;
 }
 
+// Tells whether tokens that a lane loads itself come into the second cache a step before. In 16-bit types these instances have
+// no registers for it without a value spilled; `plain` has them at width 7 alone.
+HIPCONV_INLINE constexpr bool bwd_vector_fetches(int width, BwdForm form, int element_bytes) {
+    if (form == BwdForm::across) return false;
+    if (element_bytes == 4) return true;
+    if (form == BwdForm::plain || (form == BwdForm::aligned && width == 8) || (form == BwdForm::any && width == 6))
+        return false;
+    return bwd_vector_loads_first_at_once(width, form, element_bytes);
+}
+
 void launch_bwd_plain(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
 void launch_bwd_aligned(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
 void launch_bwd_any(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
