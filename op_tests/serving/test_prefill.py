@@ -186,6 +186,22 @@ def test_rows_of_any_number_of_lanes(device: torch.device, width: int) -> None:
     assert torch.equal(run_on_copy(arguments | {"conv_states": states})[0].isfinite()[:, live], wanted.isfinite()[:, live])
 
 
+@pytest.mark.parametrize("width", range(2, 9))
+def test_rows_of_many_lanes(device: torch.device, width: int) -> None:
+    """A block takes 64 words of many channels in new tensors, if there are 64 tokens."""
+    words, staged = ("words", "staged") if "words" in kernel_names(device) else ("auto", "auto")
+    for number, dtype in enumerate(DTYPES.values()):
+        dim = (2051 if dtype == torch.float32 else 4099) - number % 2 * 2
+        lengths = ([3, 40, 0, 27, 1], [30, 6, 19])[(number + width) % 3 == 0]
+        case = Case(lengths, dim, width, dtype, dtype, state_layout=STATE_LAYOUTS[(number + width) % 2], dead_tokens=number)
+        arguments = case.inputs(device)
+        wide = torch.full((arguments["x"].shape[1], dim + 2), torch.nan, dtype=dtype, device=device)
+        arguments["x"] = wide[:, 1 : dim + 1].T.copy_(arguments["x"])
+        out, pool = check(arguments | {"kernel": words})
+        other, other_pool = run_on_copy(arguments | {"kernel": staged})
+        assert torch.equal(out, other) and same_values(pool, other_pool), dtype
+
+
 @pytest.mark.parametrize("state_layout", STATE_LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_rows_of_several_blocks_on_the_host(dtype: torch.dtype, state_layout: str) -> None:

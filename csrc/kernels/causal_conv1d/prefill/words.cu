@@ -121,6 +121,12 @@ bool gains_by_long_runs(const CausalConv1dVarlenParams& p, const PrefillShape& s
     return p.tokens < int64_t{8} * (p.width - 1) * p.sequences;
 }
 
+// Long pieces of rows begin and end in the middle of fewer sectors, but leave fewer blocks, which gain nothing in place.
+bool gains_by_long_pieces(const CausalConv1dVarlenParams& p, const PrefillShape& s, bool in_place) {
+    constexpr int64_t kEnoughWords = 2048, kEnoughTokens = 64;
+    return kMostWordsLanes >= 64 && !in_place && s.items >= kEnoughWords && p.tokens >= kEnoughTokens;
+}
+
 PrefillShape words_shape(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place) {
     PrefillShape s{};
     s.width = p.width > 4 ? 8 : 4;
@@ -128,7 +134,8 @@ PrefillShape words_shape(const CausalConv1dVarlenParams& p, const VarlenTile& ti
     s.items = (int64_t{p.dim} + channels - 1) / channels;
     const int warps = power_of_two("num_warps", tile.warps);
     const unsigned threads = warps == 0 ? kWordsThreads : power_of_two_up_to(warps, kWordsThreads / 32) * 32;
-    const unsigned most_lanes = 32 < threads / 2 ? 32 : threads / 2;  // there are two rows or more
+    const unsigned widest = gains_by_long_pieces(p, s, in_place) ? 64 : 32;
+    const unsigned most_lanes = widest < threads / 2 ? widest : threads / 2;  // there are two rows or more
     s.lanes = power_of_two_up_to(s.items, most_lanes);
     const int forced = power_of_two("block_n", tile.channels);
     if (forced) s.lanes = power_of_two_up_to(forced / channels, most_lanes);
