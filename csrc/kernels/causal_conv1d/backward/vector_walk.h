@@ -104,8 +104,8 @@ HIPCONV_INLINE constexpr bool bwd_vector_loads_first_at_once(int width, BwdForm 
     return kHasPredicates;
 }
 
-// Tells whether tokens that a lane loads itself come into the second cache a step before. In 16-bit types the instances left out
-// would spill a value for it (of `plain` all but that of width 7).
+// Tells whether tokens that a lane loads itself come into the second cache a step before. Instances of 16-bit types that would
+// spill a value for it are left out, and the rest of `plain` with them.
 HIPCONV_INLINE constexpr bool bwd_vector_fetches(int width, BwdForm form, int element_bytes) {
     if (form == BwdForm::across) return false;
     if (element_bytes == 4) return true;
