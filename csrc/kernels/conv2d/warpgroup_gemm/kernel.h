@@ -104,9 +104,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         const int most_stages = columns == kNarrow ? kShape.stages(kNarrow, p.is_alone)
                                 : columns          ? kShape.stages(kWide, p.is_alone)
                                                    : kShape.stages(0, p.is_alone);
-        // A warpgroup in turns may give its last stage back after the other gave the next ones. So each stage is filled by one
-        // and the same of the two waves that fill a ring: it has waited for what it filled there before, and a barrier's
-        // phase, which only tells even from odd, is then one of two.
+        // A warpgroup in turns may give its last stage back after the other gave the next ones. So their number is even, and
+        // each is filled by the same one of the two waves that fill a ring: it has waited for what it filled there before, and
+        // a barrier's phase, which only tells even from odd, is then one of two.
         const int stages = kInTurns ? most_stages & ~1 : most_stages;
         const int x_stages = columns ? 2 : stages;
         const int x_bytes = columns == kNarrow ? kShape.patch_bytes(kNarrow)
