@@ -88,7 +88,8 @@ def replace_conv2d(
         fold_batchnorm: multiply a following BatchNorm2d that is in eval mode, with running statistics, into the convolution's
             weight and bias, which are new parameters then. The batch norm leaves the model and its state dict until `undo`.
         fuse_activations: let the kernel compute an activation layer if nothing but it follows the convolution or its folded
-            batch norm.
+            batch norm. The gradient of a ReLU6 or LeakyReLU is then computed from its result, as torch computes that of a ReLU:
+            if the model changes it in place (``y += shortcut``), torch raises in the backward.
         channels_last: have the weights in channels_last memory, and 4-dimensional arguments of the model converted to it by a
             forward pre-hook. It is the layout in which the kernels are fastest. A `torch.nn.GroupNorm` of the model is replaced
             by one that shares its parameters and leaves large images in that layout on a GPU, where torch's moves them to
