@@ -16,10 +16,10 @@
 namespace hipconv {
 
 constexpr int kTapsThreads = 256, kTapsOfThread = 8;
-constexpr int kFinishThreads = 1024;                       // of a block, at most,
-constexpr int kLeastFinishThreads = 256;                   // and at least
-constexpr int kFinishLanes = 32, kFewFinishLanes = 8;      // columns of a block; more where few rows leave enough blocks
-constexpr int kEnoughFinishBlocks = 264;                   // two of each unit of a large card
+constexpr int kFinishThreads = 1024;                   // of a block, at most,
+constexpr int kLeastFinishThreads = 256;               // and at least
+constexpr int kFinishLanes = 32, kFewFinishLanes = 8;  // columns of a block; more where few rows leave enough blocks
+constexpr int64_t kEnoughFinishBlocks = 2 * kUnitsOfLargeCard;
 constexpr int64_t kManyFinishColumns = 32 * kFinishLanes;  // that are enough for blocks of the wider kind
 constexpr int kFinishLoads = 8;                            // of a thread, which are under way at once
 
@@ -185,7 +185,7 @@ void bwd_sums_add_up(const CausalConv1dBwdParams& p, const BwdPartials& partials
     unsigned lanes = columns >= kManyFinishColumns ? kFinishLanes : kFewFinishLanes;
     const int64_t most = *std::max_element(std::begin(partials.rows), std::end(partials.rows));
     unsigned rows = power_of_two_up_to((most + kFinishLoads - 1) / kFinishLoads, kFinishThreads / lanes);
-    while (lanes * rows < kLeastFinishThreads && columns >= int64_t{kEnoughFinishBlocks} * 2 * lanes) lanes *= 2;
+    while (lanes * rows < kLeastFinishThreads && columns >= kEnoughFinishBlocks * 2 * lanes) lanes *= 2;
     if (rows < kLeastFinishThreads / lanes) rows = kLeastFinishThreads / lanes;
     const dim3 grid(blocks_up_to(columns, lanes, 1 << 20), 1, 1), block(lanes, rows, 1);
     HIPCONV_LAUNCH(true, causal_conv1d_bwd_finish, grid, block, 0, stream, p, partials);

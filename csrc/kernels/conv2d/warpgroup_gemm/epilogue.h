@@ -7,6 +7,12 @@
 
 namespace hipconv {
 
+// Returns a thread's number among those that make its tile, which in turns are those of a warpgroup.
+template <bool kInTurns>
+HIPCONV_INLINE int thread_of_tile() {
+    return kInTurns ? thread_again() % kWarpgroupThreads : thread_again();
+}
+
 // ---- by TMA -------------------------------------------------------------------------------------------------------------
 
 // Stores a tile along filters. A wave writes its sums of 16 pixels, by 128 bytes of filters, to its epilogue tile, as a box of
@@ -42,8 +48,7 @@ HIPCONV_INLINE void store_boxes_of_filters(const WarpgroupGemmParams& p, const W
         sync_wave();  // the box is written
         if (lane != 0) continue;
         const int filter = t.first_filter + first;
-        const int thread = kInTurns ? thread_again() % kWarpgroupThreads : thread_again();
-        const int pixel = first_pixel_of_wave<kBlocks>(thread) + number / kPieces * kWarpgroupPixels;
+        const int pixel = first_pixel_of_wave<kBlocks>(thread_of_tile<kInTurns>()) + number / kPieces * kWarpgroupPixels;
         if (p.patches)
             tma_store_box(p.out, box,
                           {filter, t.group, t.column + pixel % p.patch_columns, t.row + pixel / p.patch_columns, t.image});
@@ -148,8 +153,7 @@ HIPCONV_INLINE void store_boxes_of_pixels(const WarpgroupGemmParams& p, const Wa
         fence_async_proxy();
         if (kIs16Bit && of_warpgroup == 0) wait_for_stores();
         meet();  // the box is written
-        const int first_block = kInTurns ? 0 : thread / kWarpgroupThreads * kBlocks;
-        const int pixel = (first_block + number / kPieces) * kWarpgroupPixels;
+        const int pixel = (thread_of_tile<kInTurns>() / kWarpgroupThreads * kBlocks + number / kPieces) * kWarpgroupPixels;
         const int filter = t.first_filter + first, filters = p.gemm.group_filters - filter;
         const PlaceOfPixels at(p, t, pixel);
         if (!at.by_tma) {

@@ -140,7 +140,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
             x_state.skip(skipped, x.stages);
             filter_state.skip(skipped * p.taps_per_k_block, filters.stages);
         };
-        const auto thread_of_tile = [] { return kInTurns ? thread_again() % kWarpgroupThreads : thread_again(); };
         int box_phase = 0;
         int k_blocks = 0;  // of the tile
         float next_bias[kTileN / 32];
@@ -169,7 +168,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                     rows.template find<T>(
                         p.gemm, t.group, t.first_filter,
                         [&](int first) { return WarpgroupPixels{columns_of<kPlanes>(p), t, first}; },
-                        first_pixel_of_wave<kBlocks>(thread_of_tile()), thread_again() % 32);
+                        first_pixel_of_wave<kBlocks>(thread_of_tile<kInTurns>()), thread_again() % 32);
                 }
                 const int next = again + to_next_tile;
                 if (next >= p.tiles) return;
@@ -179,7 +178,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
             if (kInTurns) turns.wait();
             if constexpr (kPlanes && kIsTf32<T>)
                 mainloop_by_registers<steps_under_way(kTileM * kTileN, kBoxes)>(
-                    p, k_blocks, x, filters, x_state, thread_of_tile() / kWarpgroupThreads * kBlocks, meanwhile, sums);
+                    p, k_blocks, x, filters, x_state, thread_of_tile<kInTurns>() / kWarpgroupThreads * kBlocks, meanwhile,
+                    sums);
             else
                 mainloop<T, kPlanes>(p, k_blocks, x, x_state, filters, filter_state, first_block_row, lane, meanwhile, sums);
             const EpilogueLds epilogue =
@@ -196,9 +196,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                                                           barriers + WarpgroupShape::kOfCluster, thread_again());
             if (p.split.parts > 1) {
                 const int part = again / p.tiles_per_part, tile = again - part * p.tiles_per_part;
-                if (!reduce_split_k<T>(p.split, tile, part, Roles::kWavesOfTile, thread_of_tile(), sums)) continue;
+                if (!reduce_split_k<T>(p.split, tile, part, Roles::kWavesOfTile, thread_of_tile<kInTurns>(), sums)) continue;
             }
-            store_sums<T, kPlanes>(p, warpgroup_tile<kTileM>(p, again), rows, sums, bias, epilogue, thread_of_tile());
+            store_sums<T, kPlanes>(p, warpgroup_tile<kTileM>(p, again), rows, sums, bias, epilogue, thread_of_tile<kInTurns>());
         }
         if (kBoxes != BoxesOf::none && lane == 0) wait_for_stores();
         if (p.shared != Shared::nothing) sync_cluster();  // no block ends while another still loads into its LDS
