@@ -133,16 +133,26 @@ __global__ void ask_for_less(float* out) {
     out[0] = 1.0f;
 }
 
-// Each block of a cluster writes its number to LDS and reads that of the next one. Half of the threads have ended before that.
+// Each block of a cluster sends its numbers to the next one. Half of the threads have ended before that.
 template <bool kWaits>
-__global__ void read_next_block(int blocks, int* out) {
+__global__ void send_to_next_block(int blocks, int* out) {
     HIPCONV_SHARED(Words4, numbers, kWaveSize);
+    HIPCONV_SHARED(Words4, received, kWaveSize);
+    HIPCONV_SHARED(Barrier, barrier, 1);
     const int thread = threadIdx.x;
     if (thread >= kWaveSize) return;
     set_word(numbers[thread], 0, blockIdx.x * 1000 + thread);
-    if (kWaits) sync_cluster();
-    const int rank = static_cast<int>(blockIdx.x) % blocks;
-    out[blockIdx.x * kWaveSize + thread] = static_cast<int>(word(load_from_block(&numbers[thread], (rank + 1) % blocks), 0));
+    if (thread == 0) {
+        init_barrier(barrier, 1);
+        fence_barrier_init();
+        arrive_expect_bytes(barrier, kWaveSize * 16);
+    }
+    fence_async_proxy();
+    sync_cluster();
+    if (thread == 0)
+        copy_to_block(received, numbers, kWaveSize * 16, barrier, (static_cast<int>(blockIdx.x) % blocks + 1) % blocks);
+    if (kWaits) wait_for_phase(barrier, 0);
+    out[blockIdx.x * kWaveSize + thread] = static_cast<int>(word(received[thread], 0));
     sync_cluster();
 }
 
@@ -152,9 +162,10 @@ void run_clusters() {
     std::vector<int> expected(kBlocks * kClusters * kWaveSize);
     for (int block = 0; block < kBlocks * kClusters; ++block)
         for (int thread = 0; thread < kWaveSize; ++thread)
-            expected[block * kWaveSize + thread] = (block / kBlocks * kBlocks + (block + 1) % kBlocks) * 1000 + thread;
+            expected[block * kWaveSize + thread] =
+                (block / kBlocks * kBlocks + (block + kBlocks - 1) % kBlocks) * 1000 + thread;
     DeviceArray<int> out(expected.size());
-    HIPCONV_LAUNCH_CLUSTERS(kBlocks, read_next_block<kWaits>, dim3(kBlocks * kClusters), dim3(2 * kWaveSize), 0, nullptr,
+    HIPCONV_LAUNCH_CLUSTERS(kBlocks, send_to_next_block<kWaits>, dim3(kBlocks * kClusters), dim3(2 * kWaveSize), 0, nullptr,
                             kBlocks, out.data());
     expect_equal("number", out.values(), expected);
 }

@@ -1,4 +1,4 @@
-// Clusters of sm_90: up to eight blocks of neighbouring numbers that run at the same time and read each other's LDS.
+// Clusters of sm_90: up to eight blocks of neighbouring numbers that run at the same time and reach each other's LDS.
 #pragma once
 
 #include "matrix/tma.h"
@@ -26,40 +26,52 @@ HIPCONV_INLINE bool elect_lane(int lane) {
 #endif
 }
 
-// All threads of the cluster that have not ended come to this; what each wrote to LDS before is seen by all behind it.
+// All threads of the cluster that have not ended come to this, in halves: a thread that has arrived goes on, and waits later.
+// (simt comes to it as a whole there.) Barriers in LDS are seen behind it, by fence_barrier_init(); nothing else that was written
+// before need be: to have all of it seen, a thread would wait for the card's memory.
 #if defined(HIPCONV_HOST)
-inline void sync_cluster(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+inline void arrive_at_cluster() {}
+inline void wait_for_cluster(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     simt::Block::current()->cluster_barrier({"sync_cluster", file, line});
 }
+inline void sync_cluster(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { wait_for_cluster(file, line); }
 #else
-HIPCONV_INLINE void sync_cluster() {
+HIPCONV_INLINE void arrive_at_cluster() {
 #if defined(HIPCONV_HAS_WARPGROUPS)
-    asm volatile(
-        "barrier.cluster.arrive.release.aligned;\n"
-        "barrier.cluster.wait.acquire.aligned;" ::
-            : "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
+}
+HIPCONV_INLINE void wait_for_cluster() {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+HIPCONV_INLINE void sync_cluster() {
+    arrive_at_cluster();
+    wait_for_cluster();
 }
 #endif
 
-// Reads LDS of block `rank` of the cluster, at the place where `from` is in this block's.
-HIPCONV_INLINE Words4 load_from_block(const Words4* from, int rank) {
-    Words4 words{};
+// Copies LDS of this block, which it has written before fence_async_proxy(), to the place of block `rank` of the cluster that is
+// `to` in this one. The barrier of that block which is `barrier` in this one counts the bytes. No block ends before the others
+// have what it has sent them.
+HIPCONV_INLINE void copy_to_block(void* to, const void* from, int bytes, Barrier* barrier, int rank) {
 #if defined(HIPCONV_HAS_WARPGROUPS)
-    uint32_t address, w[4];
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(lds_address(from)), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "r"(address)
-                 : "memory");
-#pragma unroll
-    for (int i = 0; i < 4; ++i) set_word(words, i, w[i]);
+    uint32_t its_place, its_barrier;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(its_place) : "r"(lds_address(to)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(its_barrier) : "r"(lds_address(barrier)), "r"(rank));
+    asm volatile(
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(its_place),
+        "r"(lds_address(from)), "r"(bytes), "r"(its_barrier)
+        : "memory");
 #elif defined(HIPCONV_HOST)
-    words = *static_cast<const Words4*>(simt::Block::current()->in_block(from, rank));
+    std::memcpy(simt::Block::current()->in_block(to, rank), from, static_cast<size_t>(bytes));
+    Barrier* const its = static_cast<Barrier*>(simt::Block::current()->in_block(barrier, rank));
+    its->bytes -= bytes;
+    its->settle();
 #else
-    (void)from, (void)rank;
+    (void)to, (void)from, (void)bytes, (void)barrier, (void)rank;
 #endif
-    return words;
 }
 
 // Barriers of a block of the cluster. Arriving at them orders nothing that this thread has written: a fence would wait for all

@@ -1,5 +1,5 @@
-// Split-K by clusters: the blocks that share an output tile run at the same time, and each adds up a share of it from the LDS
-// of all of them, in order.
+// Split-K by clusters: the blocks that share an output tile run at the same time. Each makes a share of the tile: the others
+// send it their sums of that share, from LDS to LDS, and it adds them up in order.
 #pragma once
 
 #include "../gemm/warpgroup_epilogue.h"
@@ -8,55 +8,178 @@
 
 namespace hipconv {
 
-// The bytes of LDS that a tile's sums take. They lie where the rings were.
-constexpr int cluster_sums_bytes(int tile_m, int tile_n) { return tile_m * tile_n * 4; }
-
-// All waves write their sums, as epilogue tiles. Then each block stores every parts-th of them.
-template <typename T, bool kPlanes, int kTileN, int kBlocks>
-HIPCONV_INLINE void store_cluster_sums(const WarpgroupGemmParams& p, const WarpgroupTile& t, int waves,
-                                       const WarpgroupSums<kTileN> (&sums)[kBlocks], const float (&lane_bias)[kTileN / 32],
-                                       EpilogueLds lds, float* written, Barrier* all_multiplied, int thread) {
-    constexpr int kPixels = WarpgroupEpilogue::kPixels, kFilters = WarpgroupEpilogue::kFilters, kAcross = kTileN / kFilters;
-    constexpr int kFloats = kPixels * kFilters, kOfWave = kBlocks * kAcross;  // epilogue tiles
-    const int lane = thread % 32, wave = thread / 32, parts = p.split.parts;
-    float *const epilogue_tile = lds.tile, *const bias = lds.bias;
-    lds.share_bias(lane_bias, lane);
-    if (lane == 0) arrive(all_multiplied);
-    wait_for_phase(all_multiplied, 0);  // no wave reads the rings any more
-#pragma unroll 1
-    for (int number = 0; number < kOfWave; ++number)
-        write_epilogue_tile(sums, number, lane, written + (wave * kOfWave + number) * kFloats);
-    sync_cluster();
-#pragma unroll 1
-    for (int number = t.part + wave * parts; number < waves * kOfWave; number += waves * parts) {
-        const Words4* const from = reinterpret_cast<const Words4*>(written + number * kFloats) + lane;
-        Words4 total[kFloats / 128];
-#pragma unroll
-        for (int i = 0; i < kFloats / 128; ++i) total[i] = load_from_block(from + i * 32, 0);
-#pragma unroll 2
-        for (int part = 1; part < parts; ++part) {
-            Words4 more[kFloats / 128];
-#pragma unroll
-            for (int i = 0; i < kFloats / 128; ++i) more[i] = load_from_block(from + i * 32, part);
-#pragma unroll
-            for (int i = 0; i < kFloats / 128; ++i)
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    set_word(total[i], e,
-                             bit_cast<uint32_t>(bit_cast<float>(word(total[i], e)) + bit_cast<float>(word(more[i], e))));
-        }
-        sync_wave();  // the epilogue tile before is read
-#pragma unroll
-        for (int i = 0; i < kFloats / 128; ++i) reinterpret_cast<Words4*>(epilogue_tile)[lane + i * 32] = total[i];
-        sync_wave();
-        const int of = number / kOfWave, inside = number % kOfWave;  // the wave that has multiplied it; which of its tiles
-        const int first_pixel = of / 4 * kBlocks * kWarpgroupPixels + inside / kAcross * kWarpgroupPixels + of % 4 * kPixels;
-        const int first_filter = inside % kAcross * kFilters;
-        store_epilogue_tile<kPixels, kFilters>(p.gemm, epilogue_tile, lane,
-                                               WarpgroupPixels{columns_of<kPlanes>(p), t, first_pixel},
-                                               t.first_filter + first_filter, t.group, 0, BiasInLds{bias + first_filter});
-    }
-    sync_cluster();  // no block ends while another reads its LDS
+// The LDS that a block needs for what it gets from others, of a tile of so many sums.
+HIPCONV_INLINE constexpr int cluster_sums_bytes(int sums, int parts) {
+    return (sums / WarpgroupEpilogue::kFloats + parts - 1) / parts * (parts - 1) * WarpgroupEpilogue::kFloats * 4;
 }
+
+// Sums go as epilogue tiles, which the blocks of a cluster get in turn: block n % parts makes number n. `kSums` are those of a
+// tile.
+template <int kSums>
+struct ClusterSplit {
+    static constexpr int kPixels = WarpgroupEpilogue::kPixels, kFilters = WarpgroupEpilogue::kFilters;
+    static constexpr int kFloats = kPixels * kFilters, kBytes = kFloats * 4, kEpilogueTiles = kSums / kFloats;
+    int parts;
+    SmallDivisor divide_by_parts;
+
+    explicit HIPCONV_INLINE ClusterSplit(const SplitK& split) : parts(split.parts), divide_by_parts(split.divide_by_parts) {}
+
+    // The epilogue tiles that a block makes.
+    HIPCONV_INLINE int tiles_of(int rank) const { return divide(kEpilogueTiles - rank + parts - 1, divide_by_parts); }
+
+    // One thread initialises two barriers: of the waves of the block when all have multiplied, and of the sums that come.
+    HIPCONV_INLINE void init_barriers(Barrier* barriers, int waves) const {
+        const int block = static_cast<int>(blockIdx.x);
+        init_barrier(barriers, waves);
+        init_barrier(barriers + 1, 1);
+        arrive_expect_bytes(barriers + 1, tiles_of(block - divide(block, divide_by_parts) * parts) * (parts - 1) * kBytes);
+    }
+
+    // Waits until all blocks have begun, and so have their barriers; threads have arrived there before.
+    static HIPCONV_INLINE void wait_for_blocks() {
+        sync_wave();
+        wait_for_cluster();
+    }
+
+    // Stores the block's share of a tile. `sent` is where the rings were, and `received` has cluster_sums_bytes().
+    template <typename T, bool kPlanes, int kTileN, int kBlocks>
+    HIPCONV_INLINE void store_sums(const WarpgroupGemmParams& p, const WarpgroupTile& t, int waves,
+                                   const WarpgroupSums<kTileN> (&sums)[kBlocks], const float (&lane_bias)[kTileN / 32],
+                                   EpilogueLds lds, float* sent, float* received, Barrier* barriers, int thread) const {
+        const int lane = thread % 32, wave = thread / 32;
+        constexpr int kOfWave = kBlocks * (kTileN / kFilters);  // epilogue tiles
+        lds.share_bias(lane_bias, lane);
+        if (lane == 0) arrive(barriers);
+        const int number = wave * kOfWave + lane, index = divide(number, divide_by_parts), rank = number - index * parts;
+        wait_for_phase(barriers, 0);  // no wave reads the rings any more
+#pragma unroll
+        for (int i = 0; i < kOfWave; ++i) write_epilogue_tile(sums, i, lane, sent + (wave * kOfWave + i) * kFloats);
+        fence_async_proxy();
+        wait_for_blocks();
+        if (lane < kOfWave && rank != t.part)
+            copy_to_block(received + place_of(index, t.part, rank), sent + number * kFloats, kBytes, barriers + 1, rank);
+        const Share<kTileN, kBlocks> share{*this, t, sent, received, lds.bias};
+        if (p.gemm.vector_stores)
+            share.template store_vectors<kPlanes>(p, barriers + 1, waves * 32, thread);
+        else
+            share.template store_elements<kPlanes>(p, barriers + 1, lds.tile, waves, thread);
+        wait_for_cluster();  // no block ends before the others have what it has sent them
+    }
+
+    // Where a block has the part of another one of its epilogue tile `index`, in floats.
+    HIPCONV_INLINE int place_of(int index, int part, int rank) const {
+        return (index * (parts - 1) + part - (part > rank ? 1 : 0)) * kFloats;
+    }
+
+  private:
+    // The epilogue tiles that this block makes.
+    template <int kTileN, int kBlocks>
+    struct Share {
+        const ClusterSplit& split;
+        const WarpgroupTile& t;
+        const float *sent, *received, *bias;
+
+        // Adds up elements of all parts of epilogue tile `index` of the share, in order: add(part) has a part.
+        template <typename Add>
+        HIPCONV_INLINE void for_each_part(int index, const Add& add) const {
+            const float* const own = sent + (t.part + index * split.parts) * kFloats;
+            const float* next = received + index * (split.parts - 1) * kFloats;
+#pragma unroll 2
+            for (int part = 0; part < split.parts; ++part) {
+                add(part == t.part ? own : next);
+                if (part != t.part) next += kFloats;
+            }
+        }
+
+        struct Place {
+            int first_pixel, first_filter;  // of an epilogue tile, in the tile
+        };
+        HIPCONV_INLINE Place place_in_tile(int index) const {
+            constexpr int kAcross = kTileN / kFilters, kOfWave = kBlocks * kAcross;
+            const int number = t.part + index * split.parts;
+            const int of = number / kOfWave, inside = number % kOfWave;  // the wave that has multiplied it; which of its tiles
+            return {(of / 4 * kBlocks + inside / kAcross) * kWarpgroupPixels + of % 4 * kPixels, inside % kAcross * kFilters};
+        }
+
+        HIPCONV_INLINE void wait_for_parts(const Barrier* have_come) const {
+            wait_for_phase(have_come, 0);
+            sync_wave();
+            arrive_at_cluster();
+        }
+
+        // A thread makes vectors of eight elements along out's filters or pixels. It finds the first one's place, and loads the
+        // residual, before the sums are there.
+        template <bool kPlanes>
+        HIPCONV_INLINE void store_vectors(const WarpgroupGemmParams& p, const Barrier* have_come, int threads,
+                                          int thread) const {
+            constexpr int kVectors = kFloats / 8;
+            const ConvGemmParams& g = p.gemm;
+            const Conv2dParams& c = g.conv;
+            const int vectors = split.tiles_of(t.part) * kVectors;
+#pragma unroll 1
+            for (int begin = 0; begin < vectors; begin += threads) {
+                const int number = begin + thread, index = number / kVectors, of = number % kVectors;
+                const int pixel = g.along_filters ? of / (kFilters / 8) : of % (kPixels / 8) * 8;
+                const int filter = g.along_filters ? of % (kFilters / 8) * 8 : of / (kPixels / 8);
+                const Place place = place_in_tile(index);
+                const WarpgroupPixels pixels{columns_of<kPlanes>(p), t, place.first_pixel};
+                const int of_group = t.first_filter + place.first_filter + filter;
+                const bool is_there = number < vectors && of_group < g.group_filters && pixels.has(g, pixel);
+                const OutPixel at = pixels.at(g, pixel);
+                const int64_t k = static_cast<int64_t>(t.group) * g.group_filters + of_group;
+                const int64_t to = offset_in(c.out, at.n, k, at.p, at.q);
+                float v[8] = {}, more[8] = {};
+                if (is_there && c.residual.data)
+                    load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
+                if (begin == 0) wait_for_parts(have_come);
+                if (!is_there) continue;
+                for_each_part(index, [&](const float* from) {
+                    if (g.along_filters) {
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            const Words4 four =
+                                *reinterpret_cast<const Words4*>(&from[epilogue_index<kFilters>(pixel, filter + half * 4)]);
+#pragma unroll
+                            for (int e = 0; e < 4; ++e) v[half * 4 + e] += bit_cast<float>(word(four, e));
+                        }
+                    } else {
+#pragma unroll
+                        for (int i = 0; i < 8; ++i) v[i] += from[epilogue_index<kFilters>(pixel + i, filter)];
+                    }
+                });
+                BiasInLds{bias + place.first_filter}.add_to(v, filter, g.along_filters);
+                if (c.residual.data) {
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) v[i] += more[i];
+                }
+                activate_eight(v, c.activation);
+                store_eight(v, c.out.data, to, c.out_dtype);
+            }
+        }
+
+        // A wave makes an epilogue tile, and stores it by elements.
+        template <bool kPlanes>
+        HIPCONV_INLINE void store_elements(const WarpgroupGemmParams& p, const Barrier* have_come, float* epilogue_tile,
+                                           int waves, int thread) const {
+            const int lane = thread % 32, tiles = split.tiles_of(t.part);
+            wait_for_parts(have_come);
+#pragma unroll 1
+            for (int index = thread / 32; index < tiles; index += waves) {
+                sync_wave();  // the one before is stored
+#pragma unroll 1
+                for (int i = lane; i < kFloats; i += 32) {
+                    float sum = 0.0f;
+                    for_each_part(index, [&](const float* from) { sum += from[i]; });
+                    epilogue_tile[i] = sum;
+                }
+                sync_wave();
+                const Place place = place_in_tile(index);
+                store_epilogue_tile_by_elements<kPixels, kFilters>(
+                    p.gemm, epilogue_tile, lane, WarpgroupPixels{columns_of<kPlanes>(p), t, place.first_pixel},
+                    t.first_filter + place.first_filter, t.group, 0);
+            }
+        }
+    };
+};
 
 }  // namespace hipconv

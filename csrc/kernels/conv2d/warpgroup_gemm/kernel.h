@@ -23,17 +23,19 @@ struct WarpgroupRoles {
     static constexpr int kBlocks = kTileM / kWarpgroupPixels * kTurns / kWarpgroups;  // blocks of 64 pixels of a warpgroup
     static constexpr int kLoaders = kByTma ? 1 : kShape.producers - 32;               // threads that fill x's ring
     static constexpr int kFirstLoader = kShape.consumers() + 32;
+    using Cluster = ClusterSplit<kTileM * kTileN>;
     static constexpr int kProducerRegisters = kShape.producer_registers, kConsumerRegisters = kShape.consumer_registers;
 };
 
 // Threads fetch the tensor maps and initialise the barriers of a stage each, before the others use them.
 template <typename Roles, bool kByTma, BoxesOf kBoxes>
 HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters, int thread) {
+    using Cluster = typename Roles::Cluster;
     if (thread == kMaxStages) {
         if constexpr (kByTma) prefetch_tensor_map(p.x);
         prefetch_tensor_map(p.filters);
         if (kBoxes != BoxesOf::none && !p.boxes_by_lanes) prefetch_tensor_map(p.out);
-        init_barrier(x.full + WarpgroupShape::kOfCluster, Roles::kConsumerWaves);
+        if (p.split.by_clusters) Cluster(p.split).init_barriers(x.full + WarpgroupShape::kOfCluster, Roles::kConsumerWaves);
         for (int i = 0; i < Roles::kWarpgroups; ++i) {
             init_barrier(x.full + WarpgroupShape::kOfBoxes + i, kWarpgroupThreads / 32);
             if (Roles::kTurns > 1) init_barrier(x.full + WarpgroupShape::kOfTurns + i, kWarpgroupThreads / 32);
@@ -67,6 +69,7 @@ HIPCONV_INLINE void produce(const WarpgroupGemmParams& p, const Ring& x, const R
     } else if (wave == Roles::kConsumerWaves) {
         if (elect_lane(lane)) produce_filters<T, kTileM, kTileN>(p, filters, {true, false});
     } else {
+        wait_for_kernel_before();
         gather_x<kTileM, Roles::kLoaders>(p, thread - Roles::kFirstLoader, x);
     }
 }
@@ -101,14 +104,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.epilogue_bytes() / 16);
         Words4* const rings = lds + kShape.rings_offset() / 16;
         const int columns = !kPlanes && p.patches ? p.patch_columns : 0;
-        const int most_stages = columns == kNarrow ? kShape.stages(kNarrow, p.is_alone)
-                                : columns          ? kShape.stages(kWide, p.is_alone)
-                                                   : kShape.stages(0, p.is_alone);
-        // A warpgroup in turns may give its last stage back after the other gave the next ones. So their number is even, and
-        // each is filled by the same one of the two waves that fill a ring: it has waited for what it filled there before, and
-        // a barrier's phase, which only tells even from odd, is then one of two.
-        const int stages = kInTurns ? most_stages & ~1 : most_stages;
-        const int x_stages = columns ? 2 : stages;
+        using Cluster = typename Roles::Cluster;
+        const int x_stages = columns ? 2 : p.stages;
         const int x_bytes = columns == kNarrow ? kShape.patch_bytes(kNarrow)
                             : columns          ? kShape.patch_bytes(kWide)
                                                : kShape.run_bytes();
@@ -116,19 +113,23 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         const Ring x{rings, x_chunks, x_stages, barriers, barriers + kMaxStages};
         // Without patches, the stages of both rings are filled and read together, and have their barriers in common.
         Barrier* const of_filters = barriers + (columns ? 2 * kMaxStages : 0);
-        const Ring filters{rings + x_stages * x_chunks, kShape.filter_bytes() / 16, stages, of_filters,
+        const Ring filters{rings + x_stages * x_chunks, kShape.filter_bytes() / 16, p.stages, of_filters,
                            of_filters + kMaxStages};
         prologue<Roles, kByTma, kBoxes>(p, x, filters, thread);
         if (p.shared != Shared::nothing)
             sync_cluster();
         else
             __syncthreads();
+        if (p.split.by_clusters) arrive_at_cluster();
         let_next_kernel_begin();
-        wait_for_kernel_before();
-        if (wave >= Roles::kConsumerWaves)
-            return produce<T, Roles, kTileM, kTileN, kByTma, kPlanes>(p, x, filters, wave, lane, thread);
+        if (wave >= Roles::kConsumerWaves) {
+            produce<T, Roles, kTileM, kTileN, kByTma, kPlanes>(p, x, filters, wave, lane, thread);
+            if (p.split.by_clusters) Cluster::wait_for_blocks();
+            return;
+        }
 
         // The consumers: for each tile the mainloop, then the epilogue.
+        wait_for_kernel_before();
         if constexpr (Roles::kConsumerRegisters != 0) alloc_registers<Roles::kConsumerRegisters>();
         constexpr int kBlocks = Roles::kBlocks;
         const int turn = kInTurns ? wave / 4 : 0;
@@ -190,10 +191,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                 continue;
             }
             if constexpr (!kInTurns)
-                if (p.split.by_clusters)
-                    return store_cluster_sums<T, kPlanes>(p, warpgroup_tile<kTileM>(p, again), Roles::kConsumerWaves, sums,
-                                                          bias, epilogue, reinterpret_cast<float*>(rings),
-                                                          barriers + WarpgroupShape::kOfCluster, thread_again());
+                if (p.split.by_clusters) {
+                    // What comes from other blocks lies behind the rings, and what they get lies in place of these.
+                    return Cluster(p.split).template store_sums<T, kPlanes>(
+                        p, warpgroup_tile<kTileM>(p, again), Roles::kConsumerWaves, sums, bias, epilogue,
+                        reinterpret_cast<float*>(rings), reinterpret_cast<float*>(lds) + p.split.first_received,
+                        barriers + WarpgroupShape::kOfCluster, thread_again());
+                }
             if (p.split.parts > 1) {
                 const int part = again / p.tiles_per_part, tile = again - part * p.tiles_per_part;
                 if (!reduce_split_k<T>(p.split, tile, part, Roles::kWavesOfTile, thread_of_tile<kInTurns>(), sums)) continue;

@@ -42,8 +42,10 @@ struct WarpgroupGemmParams {
     Shared shared;
     bool patches;                        // a k-block serves all taps
     bool is_alone;                       // a block has all of an SM's LDS
+    int32_t stages;                      // of the filters' ring
     int32_t patch_columns, patch_pitch;  // columns of a tile's pixels, or kOfImages; of x in LDS, with the halo
     int32_t taps_per_k_block;
+    Divisor divide_by_taps, divide_by_taps_across;
     int32_t rows_of_64, group_bytes;  // rows of LDS from 64 pixels to the next 64; bytes from eight of them to the next
     int32_t k_blocks;                 // of a tile
     int32_t k_blocks_per_part;        // fewer with split_k > 1
@@ -82,8 +84,8 @@ struct WarpgroupShape {
     int blocks_per_unit, producers;
     int producer_registers, consumer_registers;  // of a thread, after producers gave theirs to consumers; 0: not changed
     int parts;                                   // kParts
-    // Those of the rings, of the clusters, and of each warpgroup's boxes and turns.
-    static constexpr int kOfCluster = 4 * kMaxStages, kOfBoxes = kOfCluster + 1, kOfTurns = kOfBoxes + 2;
+    // Those of the rings, two of clusters, and of each warpgroup's boxes and turns.
+    static constexpr int kOfCluster = 4 * kMaxStages, kOfBoxes = kOfCluster + 2, kOfTurns = kOfBoxes + 2;
     static constexpr int kBarriers = kOfTurns + 2, kBarrierBytes = (kBarriers + 1) / 2 * 16;
 
     HIPCONV_INLINE constexpr int consumers() const { return tile_m == 64 ? 128 : 256; }
@@ -100,9 +102,10 @@ struct WarpgroupShape {
     HIPCONV_INLINE constexpr int shared_bytes(bool is_alone) const {
         return (is_alone ? kMaxSharedBytes : kMaxSharedBytes / blocks_per_unit) - 1024;
     }
-    // The stages of the filters' ring; x's has as many, unless it comes in patches of so many columns.
-    HIPCONV_INLINE constexpr int stages(int columns, bool is_alone) const {
-        const int bytes = shared_bytes(is_alone) - rings_offset();
+    // The stages of the filters' ring; x's has as many, unless it comes in patches of so many columns. Behind the rings are the
+    // sums that come from other blocks of a cluster.
+    HIPCONV_INLINE constexpr int stages(int columns, bool is_alone, int sums_bytes) const {
+        const int bytes = shared_bytes(is_alone) - rings_offset() - sums_bytes;
         const int stages =
             columns ? (bytes - 2 * patch_bytes(columns)) / filter_bytes() : bytes / (run_bytes() + filter_bytes());
         return stages < kMaxStages ? stages : kMaxStages;

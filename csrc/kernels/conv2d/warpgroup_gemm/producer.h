@@ -1,5 +1,5 @@
 // The TMA producers: one thread loads boxes of filters, another one boxes of x, each as far ahead of the consumers as its ring
-// is long, across tiles too.
+// is long, across tiles too. Both know their first box before the kernel before has ended.
 #pragma once
 
 #include "../gemm/ring.h"
@@ -30,6 +30,7 @@ HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ri
         const KBlock first(p, t.first_k_block);
         int channel_block = first.channel_block, tap = first.tap;
         const int steps = (t.end_k_block - t.first_k_block) * p.taps_per_k_block;
+        if (number == static_cast<int>(blockIdx.x)) wait_for_kernel_before();
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             if (turns.next()) {
@@ -100,6 +101,7 @@ HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring, Tu
         WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
         if (!kPlanes && p.shared == Shared::x) t.begin_at(p.gemm, t.first_pixel + rank_of_block(p) * (kTileM / 2));
         KBlock f(p, t.first_k_block);
+        if (number == static_cast<int>(blockIdx.x)) wait_for_kernel_before();
 #pragma unroll 1
         for (int k_block = t.first_k_block; k_block < t.end_k_block; ++k_block) {
             if (turns.next()) load_x<T, kTileM, kPlanes>(p, t, f, ring, place, bytes);

@@ -12,10 +12,12 @@
 namespace hipconv {
 
 struct SplitK {
-    int32_t parts;     // 1: not split
-    bool by_clusters;  // the parts of a tile are blocks of a cluster (cluster_split_k.h); else what follows is used
-    float* sums;       // (tiles, waves, parts, words of a thread, lanes) of words of 16 bytes
-    uint64_t* flags;   // (tiles, waves, parts)
+    int32_t parts;  // 1: not split
+    SmallDivisor divide_by_parts;
+    bool by_clusters;        // the parts of a tile are blocks of a cluster (cluster_split_k.h); else what follows is used
+    int32_t first_received;  // where a block of a cluster has what it gets: floats from the begin of LDS
+    float* sums;             // (tiles, waves, parts, words of a thread, lanes) of words of 16 bytes
+    uint64_t* flags;         // (tiles, waves, parts)
     uint64_t flag;
 };
 

@@ -33,16 +33,16 @@ HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int nu
     const ConvGemmParams& g = p.gemm;
     WarpgroupTile t{};
     if (p.split.by_clusters) {  // a cluster's blocks follow each other
-        const int tile = number / p.split.parts;
+        const int tile = divide(number, p.split.divide_by_parts);
         t.part = number - tile * p.split.parts;
         number = tile;
-    } else {
+    } else if (p.split.parts > 1) {
         t.part = number / p.tiles_per_part;
         number -= t.part * p.tiles_per_part;
     }
     // Tiles of the same pixels follow each other, so that they find x in the L2 cache.
     const int rank = number & (blocks_that_share(p) - 1);
-    number /= blocks_that_share(p);
+    if (p.shared != Shared::nothing) number /= 2;
     int tile_m = static_cast<int>(divide(number, g.divide_by_tiles_n));
     int tile_n = number - tile_m * g.tiles_n;
     if (p.shared == Shared::x) tile_n = tile_n * 2 + rank;
@@ -54,7 +54,7 @@ HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int nu
         t.group = g.conv.groups == 1 ? 0 : of_image / g.conv.batch;
         t.image = of_image - t.group * g.conv.batch;
         const int down = static_cast<int>(divide(tile_m, g.divide_by_patches));
-        t.row = down * (kTileM / p.patch_columns);
+        t.row = down * (p.patch_columns == kNarrow ? kTileM / kNarrow : kTileM / kWide);
         t.column = (tile_m - down * g.patches_across) * p.patch_columns;
     } else {
         t.group = g.conv.groups == 1 ? 0 : of_image;
@@ -66,6 +66,7 @@ HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int nu
 }
 
 HIPCONV_INLINE int k_blocks_of_tile(const WarpgroupGemmParams& p, int number) {
+    if (p.split.parts == 1) return p.k_blocks;
     const int left = p.k_blocks - number / p.tiles_per_part * p.k_blocks_per_part;
     return left < p.k_blocks_per_part ? left : p.k_blocks_per_part;
 }
@@ -137,10 +138,10 @@ struct KBlock {
     int channel_block, tap, row, column;
 
     HIPCONV_INLINE KBlock(const WarpgroupGemmParams& p, int number) : channel_block(number), tap(0), row(0), column(0) {
-        if (p.patches) return;
-        channel_block = number / p.gemm.taps;
+        if (p.patches || number == 0) return;
+        channel_block = static_cast<int>(divide(number, p.divide_by_taps));
         tap = number - channel_block * p.gemm.taps;
-        row = tap / p.gemm.conv.kernel_width;
+        row = static_cast<int>(divide(tap, p.divide_by_taps_across));
         column = tap - row * p.gemm.conv.kernel_width;
     }
     HIPCONV_INLINE void advance(const WarpgroupGemmParams& p) {

@@ -113,6 +113,8 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& chosen, void
     g.patch_columns = source.columns;
     g.patch_pitch = source.columns + kPatchTaps - 1;
     g.taps_per_k_block = g.patches ? static_cast<int32_t>(l.taps) : 1;
+    g.divide_by_taps = divisor_of(static_cast<uint32_t>(l.taps));
+    g.divide_by_taps_across = divisor_of(static_cast<uint32_t>(p.kernel_width));
     g.rows_of_64 = g.patches ? 64 / source.columns * g.patch_pitch : 64;
     g.group_bytes = (source.columns == kNarrow ? g.patch_pitch : 8) * kTileRowBytes;
     g.gemm = common_params(p, l, {plan.algorithm, plan.tile_m, plan.tile_n, 1}, {g.patches, g.patches ? source.columns : 0},
@@ -137,16 +139,30 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& chosen, void
     } else if (g.shared == Shared::filters) {  // two tiles of pixels each, of which the last may have none
         g.tiles = g.tiles_per_part = static_cast<int32_t>(ceil_of(split.tiles / g.gemm.tiles_n, 2) * 2 * g.gemm.tiles_n);
     }
-    const int blocks_per_unit = warpgroup_shape(plan.tile_m, plan.tile_n, source.by_tma, parts).blocks_per_unit;
+    const WarpgroupShape shape = warpgroup_shape(plan.tile_m, plan.tile_n, source.by_tma, parts);
     // A cluster's blocks run on SMs that are near each other, so that not all SMs can be filled by clusters. Turns
     // make more sums than the way between SMs takes quickly.
     const int for_clusters = units - units / 4;
-    const bool by_clusters = split.parts > 1 && split.parts <= kMostBlocksOfACluster && !has_turns(chosen.tile_m) &&
-                             g.tiles <= for_clusters * blocks_per_unit;
-    g.is_alone = g.tiles <= (by_clusters ? for_clusters : units);
+    const int sums_bytes = cluster_sums_bytes(plan.tile_m * plan.tile_n, split.parts);
+    bool by_clusters = split.parts > 1 && split.parts <= kMostBlocksOfACluster && !has_turns(chosen.tile_m) &&
+                       g.tiles <= for_clusters * shape.blocks_per_unit;
+    const auto stages = [&] {
+        g.is_alone = g.tiles <= (by_clusters ? for_clusters : units);
+        return shape.stages(source.has_patches() ? source.columns : 0, g.is_alone, by_clusters ? sums_bytes : 0);
+    };
+    if (by_clusters && stages() < 2) by_clusters = false;  // the two waves that fill a ring need two
+    // A warpgroup in turns may give its last stage back after the other gave the next ones. So their number is even, and
+    // each is filled by the same one of the two waves that fill a ring: it has waited for what it filled there before, and
+    // a barrier's phase, which only tells even from odd, is then one of two.
+    g.stages = has_turns(chosen.tile_m) ? stages() & ~1 : stages();
     char* const memory = static_cast<char*>(workspace) + l.packed_bytes;
-    g.split = {split.parts, by_clusters, reinterpret_cast<float*>(memory),
-               reinterpret_cast<uint64_t*>(memory + split.sums_bytes), flag_of_process()};
+    g.split = {split.parts,
+               small_divisor_of(split.parts),
+               by_clusters,
+               (shape.shared_bytes(g.is_alone) - sums_bytes) / 4,
+               reinterpret_cast<float*>(memory),
+               reinterpret_cast<uint64_t*>(memory + split.sums_bytes),
+               flag_of_process()};
     g.tile_n = plan.tile_n;
     const BoxesOf boxes = g.gemm.along_filters ? BoxesOf::filters : BoxesOf::pixels;
     if (plan.split_k == 1 &&
