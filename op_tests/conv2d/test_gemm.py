@@ -229,6 +229,28 @@ def test_warpgroups_of_split_sums(warpgroup_module: Any, split_k: int) -> None:
     check(warpgroup_module, case._replace(algorithm="warpgroup_gemm", tile=(128, 64)))
 
 
+SHARED_SUMS = {
+    "vectors along filters": Case(
+        (1, 192, 8, 20), (72, 3, 3), padding=(1, 1, 1, 1), out_layout="nhwc0", bias=True, residual=True
+    ),
+    "vectors along pixels": Case(
+        (2, 130, 8, 16), (40, 1, 1), x_layout="nchw0", out_layout="nchw0", bias=True, activation="relu"
+    ),
+    "elements along filters": Case((1, 200, 9, 9), (37, 1, 1), out_layout="nhwc0", bias=True, residual=True),
+    "elements along pixels": Case((1, 320, 7, 7), (72, 1, 1), out_layout="nchw0", activation="relu"),
+    "float32": Case(
+        (1, 96, 9, 9), (48, 3, 3), (2, 2), (1, 1, 1, 1), out_layout="nhwc0", dtype=torch.float32, float32_precision="tf32"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_SUMS)
+def test_blocks_of_a_cluster_share_a_tile(warpgroup_module: Any, name: str) -> None:
+    """Each stores a share of it, in vectors or by elements, along filters or pixels."""
+    for tile, split_k in (((64, 64), 2), ((64, 64), 3), ((128, 64), 3), ((128, 128), 2)):
+        check(warpgroup_module, SHARED_SUMS[name]._replace(algorithm="warpgroup_gemm", tile=tile, split_k=split_k))
+
+
 def test_warpgroups_on_random_shapes(warpgroup_module: Any) -> None:
     rng, done = random.Random(7), 0
     tiles = {dtype: [(64, 64)] for dtype in DTYPES}

@@ -331,7 +331,7 @@ def test_few_pixels_take_small_tiles_of_warpgroups() -> None:
     serving = (("warpgroup_gemm", WARPGROUP_TILES),)
     assert choose(problem(64, 56, 64, R=1), H200, serving)[1:3] == ((64, 64), 1)
     assert choose(problem(512, 28, 256, R=1), H200, serving)[1:3] == ((64, 64), 1)
-    assert choose(problem(256, 14, 256), H200, serving)[1:3] == ((64, 64), 1)
+    assert choose(problem(256, 14, 256), H200, serving)[1:3] == ((64, 64), 6)
     assert choose(problem(512, 7, 512), H200, serving)[1:3] == ((64, 64), 8)
     assert choose(problem(512, 256, 512), H200, serving)[1:3] == ((256, 128), 1)
     assert (64, 64) not in {

@@ -59,8 +59,10 @@ struct ClusterSplit {
         if (lane < kOfWave && rank != t.part)
             copy_to_block(received + place_of(index, t.part, rank), sent + number * kFloats, kBytes, barriers + 1, rank);
         const Share<kTileN, kBlocks> share{*this, t, sent, received, lds.bias};
-        if (p.gemm.vector_stores)
-            share.template store_vectors<kPlanes>(p, barriers + 1, waves * 32, thread);
+        if (p.gemm.vector_stores && p.gemm.along_filters)
+            share.template store_vectors<kPlanes, true>(p, barriers + 1, waves * 32, thread);
+        else if (p.gemm.vector_stores)
+            share.template store_vectors<kPlanes, false>(p, barriers + 1, waves * 32, thread);
         else
             share.template store_elements<kPlanes>(p, barriers + 1, lds.tile, waves, thread);
         wait_for_cluster();  // no block ends before the others have what it has sent them
@@ -96,7 +98,7 @@ struct ClusterSplit {
         };
         HIPCONV_INLINE Place place_in_tile(int index) const {
             constexpr int kAcross = kTileN / kFilters, kOfWave = kBlocks * kAcross;
-            const int number = t.part + index * split.parts;
+            const uint32_t number = t.part + index * split.parts;
             const int of = number / kOfWave, inside = number % kOfWave;  // the wave that has multiplied it; which of its tiles
             return {(of / 4 * kBlocks + inside / kAcross) * kWarpgroupPixels + of % 4 * kPixels, inside % kAcross * kFilters};
         }
@@ -109,7 +111,7 @@ struct ClusterSplit {
 
         // A thread makes vectors of eight elements along out's filters or pixels. It finds the first one's place, and loads the
         // residual, before the sums are there.
-        template <bool kPlanes>
+        template <bool kPlanes, bool kAlongFilters>
         HIPCONV_INLINE void store_vectors(const WarpgroupGemmParams& p, const Barrier* have_come, int threads,
                                           int thread) const {
             constexpr int kVectors = kFloats / 8;
@@ -118,13 +120,14 @@ struct ClusterSplit {
             const int vectors = split.tiles_of(t.part) * kVectors;
 #pragma unroll 1
             for (int begin = 0; begin < vectors; begin += threads) {
-                const int number = begin + thread, index = number / kVectors, of = number % kVectors;
-                const int pixel = g.along_filters ? of / (kFilters / 8) : of % (kPixels / 8) * 8;
-                const int filter = g.along_filters ? of % (kFilters / 8) * 8 : of / (kPixels / 8);
+                const uint32_t number = begin + thread, of = number % kVectors;
+                const int index = number / kVectors;
+                const int pixel = kAlongFilters ? of / (kFilters / 8) : of % (kPixels / 8) * 8;
+                const int filter = kAlongFilters ? of % (kFilters / 8) * 8 : of / (kPixels / 8);
                 const Place place = place_in_tile(index);
                 const WarpgroupPixels pixels{columns_of<kPlanes>(p), t, place.first_pixel};
                 const int of_group = t.first_filter + place.first_filter + filter;
-                const bool is_there = number < vectors && of_group < g.group_filters && pixels.has(g, pixel);
+                const bool is_there = static_cast<int>(number) < vectors && of_group < g.group_filters && pixels.has(g, pixel);
                 const OutPixel at = pixels.at(g, pixel);
                 const int64_t k = static_cast<int64_t>(t.group) * g.group_filters + of_group;
                 const int64_t to = offset_in(c.out, at.n, k, at.p, at.q);
@@ -134,7 +137,7 @@ struct ClusterSplit {
                 if (begin == 0) wait_for_parts(have_come);
                 if (!is_there) continue;
                 for_each_part(index, [&](const float* from) {
-                    if (g.along_filters) {
+                    if constexpr (kAlongFilters) {
 #pragma unroll
                         for (int half = 0; half < 2; ++half) {
                             const Words4 four =
@@ -147,7 +150,7 @@ struct ClusterSplit {
                         for (int i = 0; i < 8; ++i) v[i] += from[epilogue_index<kFilters>(pixel + i, filter)];
                     }
                 });
-                BiasInLds{bias + place.first_filter}.add_to(v, filter, g.along_filters);
+                BiasInLds{bias + place.first_filter}.add_to(v, filter, kAlongFilters);
                 if (c.residual.data) {
 #pragma unroll
                     for (int i = 0; i < 8; ++i) v[i] += more[i];

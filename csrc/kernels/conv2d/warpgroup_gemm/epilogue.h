@@ -49,11 +49,12 @@ HIPCONV_INLINE void store_boxes_of_filters(const WarpgroupGemmParams& p, const W
         if (lane != 0) continue;
         const int filter = t.first_filter + first;
         const int pixel = first_pixel_of_wave<kBlocks>(thread_of_tile<kInTurns>()) + number / kPieces * kWarpgroupPixels;
-        if (p.patches)
-            tma_store_box(p.out, box,
-                          {filter, t.group, t.column + pixel % p.patch_columns, t.row + pixel / p.patch_columns, t.image});
-        else
+        if (p.patches) {
+            const int down = rows_of_patch(pixel, p.patch_columns);
+            tma_store_box(p.out, box, {filter, t.group, t.column + pixel - down * p.patch_columns, t.row + down, t.image});
+        } else {
             tma_store_box(p.out, box, {filter, t.group, t.first_pixel + pixel});
+        }
         commit_stores();
     }
 }
@@ -66,7 +67,8 @@ struct PlaceOfPixels {
     HIPCONV_INLINE PlaceOfPixels(const WarpgroupGemmParams& p, const WarpgroupTile& t, int pixel) : row(0), by_tma(true) {
         const ConvGemmParams& g = p.gemm;
         if (p.patches) {
-            first = t.column + pixel % p.patch_columns, row = t.row + pixel / p.patch_columns, image = t.image;
+            const int down = rows_of_patch(pixel, p.patch_columns);
+            first = t.column + pixel - down * p.patch_columns, row = t.row + down, image = t.image;
             return;
         }
         const int number = t.first_pixel + pixel;

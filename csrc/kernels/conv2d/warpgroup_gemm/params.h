@@ -60,6 +60,10 @@ struct WarpgroupGemmParams {
 // A tile in patches has 8 or 64 columns of pixels. Then, for every tap, the pixels of a product are groups of eight consecutive
 // rows of LDS at one distance. 8 columns have the smaller halo; 64 columns read long rows of x, or write long rows of out.
 constexpr int kNarrow = 8, kWide = 64;
+// The rows that so many pixels of a patch are: a division would take as long as a dozen other instructions.
+HIPCONV_INLINE constexpr int rows_of_patch(uint32_t pixels, int columns) {
+    return static_cast<int>(columns == kNarrow ? pixels / kNarrow : pixels / kWide);
+}
 constexpr int kOfImages = 1;  // no patch: pieces of 64 pixels of an image, of x whose pixels are dense
 HIPCONV_INLINE constexpr int patch_rows(int tile_m, int columns) {  // rows of LDS
     return (tile_m / columns + kPatchTaps - 1) * (columns + kPatchTaps - 1);

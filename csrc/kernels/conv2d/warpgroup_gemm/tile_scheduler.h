@@ -54,7 +54,7 @@ HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int nu
         t.group = g.conv.groups == 1 ? 0 : of_image / g.conv.batch;
         t.image = of_image - t.group * g.conv.batch;
         const int down = static_cast<int>(divide(tile_m, g.divide_by_patches));
-        t.row = down * (p.patch_columns == kNarrow ? kTileM / kNarrow : kTileM / kWide);
+        t.row = down * rows_of_patch(kTileM, p.patch_columns);
         t.column = (tile_m - down * g.patches_across) * p.patch_columns;
     } else {
         t.group = g.conv.groups == 1 ? 0 : of_image;

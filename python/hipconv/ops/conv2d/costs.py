@@ -457,9 +457,10 @@ _PIXELS_BY_ELEMENTS = 1.6e-6  # of an output in a contiguous image whose pixels 
 _UNFILLED, _UNFILLED_FLOAT32 = 0.9, 0.33  # a step of which channels fill nothing takes so much longer
 _ADDING = 3.8  # microseconds of adding up parts, but for their bytes
 _PART_BYTES, _PARTS_BYTES = 1.3e5, 5e6  # of parts, in a microsecond: that a compute unit reads; that all write and read
-# The same within clusters, of up to so many blocks, which fill no more than this share of the compute units.
-_ADDING_IN_CLUSTERS, _CLUSTER_BYTES = 3.5, 3.1e4
-_MOST_OF_CLUSTER, _CLUSTERED_UNITS = 8, 3 / 4
+# The same within clusters: once, for each time that a block's threads make a vector of outputs each, and for each part.
+_ADDING_IN_CLUSTERS, _CLUSTER_ROUND, _CLUSTER_PART = 0.5, 0.6, 0.06
+_MOST_OF_CLUSTER, _CLUSTERED_UNITS = 8, 3 / 4  # blocks of a cluster; the share of the compute units that clusters may fill
+_SHARED_SUMS, _VECTOR = 512, 8  # sums of a tile that a block of a cluster makes as one; of a vector
 
 
 # Microseconds; bytes of x and out in a microsecond, and those where pixels of out begin inside sectors.
@@ -584,7 +585,9 @@ def _warpgroups(
         if parts == 1:
             return us
         if in_clusters:
-            return us + _ADDING_IN_CLUSTERS + part_bytes / _CLUSTER_BYTES
+            shares = -(-math.prod(turn) // _SHARED_SUMS // parts)
+            vectors = -(-shares * _SHARED_SUMS // _VECTOR // (128 if tile[0] == 64 else 256))
+            return us + _ADDING_IN_CLUSTERS + _CLUSTER_ROUND * vectors + _CLUSTER_PART * parts
         return us + _ADDING + parts * part_bytes / _PART_BYTES + 2 * blocks * part_bytes / _PARTS_BYTES
 
     plans = [
