@@ -27,8 +27,8 @@ HIPCONV_INLINE bool elect_lane(int lane) {
 }
 
 // All threads of the cluster that have not ended come to this, in halves: a thread that has arrived goes on, and waits later.
-// (simt comes to it as a whole there.) Barriers in LDS are seen behind it, by fence_barrier_init(); nothing else that was written
-// before need be: to have all of it seen, a thread would wait for the card's memory.
+// (simt comes to it as a whole there.) Barriers in LDS are seen behind it, by fence_barrier_init(). Nothing else that was
+// written before need be: to have all of it seen, a thread would wait for the card's memory.
 #if defined(HIPCONV_HOST)
 inline void arrive_at_cluster() {}
 inline void wait_for_cluster(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
@@ -52,9 +52,9 @@ HIPCONV_INLINE void sync_cluster() {
 }
 #endif
 
-// Copies LDS of this block, which it has written before fence_async_proxy(), to the place of block `rank` of the cluster that is
-// `to` in this one. The barrier of that block which is `barrier` in this one counts the bytes. No block ends before the others
-// have what it has sent them.
+// Copies LDS of this block, which it has written before fence_async_proxy(), to the place of block `rank` of the cluster that
+// is `to` in this one. The barrier of that block which is `barrier` in this one counts the bytes. No block ends before the
+// others have what it has sent them.
 HIPCONV_INLINE void copy_to_block(void* to, const void* from, int bytes, Barrier* barrier, int rank) {
 #if defined(HIPCONV_HAS_WARPGROUPS)
     uint32_t its_place, its_barrier;

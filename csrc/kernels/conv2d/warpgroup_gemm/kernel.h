@@ -192,7 +192,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
             }
             if constexpr (!kInTurns)
                 if (p.split.by_clusters) {
-                    // What comes from other blocks lies behind the rings, and what they get lies in place of these.
+                    // Sums from other blocks lie behind the rings, and those for them in place of these.
                     return Cluster(p.split).template store_sums<T, kPlanes>(
                         p, warpgroup_tile<kTileM>(p, again), Roles::kConsumerWaves, sums, bias, epilogue,
                         reinterpret_cast<float*>(rings), reinterpret_cast<float*>(lds) + p.split.first_received,
