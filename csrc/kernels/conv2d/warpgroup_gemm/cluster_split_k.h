@@ -67,7 +67,7 @@ struct ClusterSplit {
         else if (p.gemm.vector_stores)
             share.template store_vectors<kPlanes, false>(p, barriers + 1, waves * 32, thread);
         else
-            share.template store_elements<kPlanes>(p, barriers + 1, lds.tile, waves, thread);
+            share.template store_elements<kPlanes>(p, barriers + 1, waves * 32, thread);
         wait_for_cluster();  // no block ends before the others have what it has sent them
     }
 
@@ -163,26 +163,43 @@ struct ClusterSplit {
             }
         }
 
-        // A wave makes an epilogue tile, and stores it by elements.
+        // A thread makes four filters of a pixel, and stores them by elements; lanes lie along the denser of out's filters and
+        // pixels. It finds the first one's place before the sums are there.
         template <bool kPlanes>
-        HIPCONV_INLINE void store_elements(const WarpgroupGemmParams& p, const Barrier* have_come, float* epilogue_tile,
-                                           int waves, int thread) const {
-            const int lane = thread % 32, tiles = split.tiles_of(t.part);
-            wait_for_parts(have_come);
+        HIPCONV_INLINE void store_elements(const WarpgroupGemmParams& p, const Barrier* have_come, int threads,
+                                           int thread) const {
+            constexpr int kEach = 4, kUnits = kFloats / kEach, kAcross = kFilters / kEach;
+            const ConvGemmParams& g = p.gemm;
+            const Conv2dParams& c = g.conv;
+            const int units = split.tiles_of(t.part) * kUnits;
 #pragma unroll 1
-            for (int index = thread / 32; index < tiles; index += waves) {
-                sync_wave();  // the one before is stored
-#pragma unroll 1
-                for (int i = lane; i < kFloats; i += 32) {
-                    float sum = 0.0f;
-                    for_each_part(index, [&](const float* from) { sum += from[i]; });
-                    epilogue_tile[i] = sum;
-                }
-                sync_wave();
+            for (int begin = 0; begin < units; begin += threads) {
+                const uint32_t number = begin + thread, of = number % kUnits;
+                const int index = number / kUnits;
+                const int pixel = g.along_filters ? of / kAcross : of % kPixels;
+                const int filter = (g.along_filters ? of % kAcross : of / kPixels) * kEach;
                 const Place place = place_in_tile(index);
-                store_epilogue_tile_by_elements<kPixels, kFilters>(
-                    p.gemm, epilogue_tile, lane, WarpgroupPixels{columns_of<kPlanes>(p), t, place.first_pixel},
-                    t.first_filter + place.first_filter, t.group, 0);
+                const WarpgroupPixels pixels{columns_of<kPlanes>(p), t, place.first_pixel};
+                const int of_group = t.first_filter + place.first_filter + filter;
+                const bool is_there = static_cast<int>(number) < units && pixels.has(g, pixel);
+                const OutPixel at = pixels.at(g, pixel);
+                const int64_t k = static_cast<int64_t>(t.group) * g.group_filters + of_group;
+                const int64_t to = offset_in(c.out, at.n, k, at.p, at.q);
+                const int64_t from_residual = c.residual.data ? offset_in(c.residual, at.n, k, at.p, at.q) : 0;
+                float v[kEach] = {};
+                if (begin == 0) wait_for_parts(have_come);
+                if (!is_there) continue;
+                for_each_part(index, [&](const float* from) {
+                    const Words4 four = *reinterpret_cast<const Words4*>(&from[epilogue_index<kFilters>(pixel, filter)]);
+#pragma unroll
+                    for (int e = 0; e < kEach; ++e) v[e] += bit_cast<float>(word(four, e));
+                });
+#pragma unroll
+                for (int e = 0; e < kEach; ++e)
+                    if (of_group + e < g.group_filters)
+                        conv2d_store_at(
+                            c, k + e, [&] { return to + e * c.out.channel_stride; },
+                            [&] { return from_residual + e * c.residual.channel_stride; }, v[e]);
             }
         }
     };

@@ -450,21 +450,22 @@ _SPLIT_COSTS = {  # of float32 in two parts: three products for one
     (128, 64): _TileCost(0.75, 0.53, 0.95, 1),
     (64, 64): _TileCost(0.85, 0.40, 0.89, 2),
 }
-_LAUNCHING = 1.9  # microseconds, beside all tiles
+_LAUNCHING = 1.2  # microseconds, beside all tiles
 _BEHIND_REPACKING = 0.8  # microseconds more of warpgroups that begin behind it
 _BY_ELEMENTS = 2.5  # microseconds of a tile whose outputs are stored one by one, along filters
 _PIXELS_BY_ELEMENTS = 1.6e-6  # of an output in a contiguous image whose pixels are no vectors of eight
 _UNFILLED, _UNFILLED_FLOAT32 = 0.9, 0.33  # a step of which channels fill nothing takes so much longer
 _ADDING = 3.8  # microseconds of adding up parts, but for their bytes
 _PART_BYTES, _PARTS_BYTES = 1.3e5, 5e6  # of parts, in a microsecond: that a compute unit reads; that all write and read
-# The same within clusters: once, for each time that a block's threads make a vector of outputs each, and for each part.
-_ADDING_IN_CLUSTERS, _CLUSTER_ROUND, _CLUSTER_PART = 0.5, 0.6, 0.06
+# The same within clusters: once, for each time that a block's threads make a vector of outputs each, or half of one that is
+# stored by elements, and for each part.
+_ADDING_IN_CLUSTERS, _CLUSTER_VECTOR, _CLUSTER_ELEMENTS, _CLUSTER_PART = 0.5, 0.6, 1.2, 0.06
 _MOST_OF_CLUSTER, _CLUSTERED_UNITS = 8, 3 / 4  # blocks of a cluster; the share of the compute units that clusters may fill
 _SHARED_SUMS, _VECTOR = 512, 8  # sums of a tile that a block of a cluster makes as one; of a vector
 
 
 # Microseconds; bytes of x and out in a microsecond, and those where pixels of out begin inside sectors.
-_WARPGROUP_LEAST, _WARPGROUP_BYTES, _WARPGROUP_UNALIGNED_BYTES = 3.5, 3e6, 2.3e6
+_WARPGROUP_LEAST, _WARPGROUP_BYTES, _WARPGROUP_UNALIGNED_BYTES = 2.8, 3e6, 2.3e6
 # Fitted to 171 layers on an H200, from which the estimates are a tenth off: bytes of x, and of out by its layout, that
 # warpgroups move in a microsecond of TF32 besides what their tiles take.
 _TF32_READ, _TF32_STORED = 1.4e7, {"nchw": 5.8e6, "nhwc": 1.4e7}
@@ -565,6 +566,7 @@ def _warpgroups(
     unfilled = 1 + slower * (1 - channels / (-(-channels // step_of(problem)) * step_of(problem)))
     vector = 4 if problem.dtype == "float32" else 8
     by_elements = _BY_ELEMENTS if problem.layout == "nhwc" and problem.filters % vector != 0 else 0.0
+    has_vectors = (problem.filters if problem.layout == "nhwc" else math.prod(problem.out_size)) % _VECTOR == 0
     channel_steps, taps = -(-problem.in_channels // problem.groups // step_of(problem)), math.prod(problem.kernel)
 
     def steps_a_stage(tile: Tile) -> int:  # of the mainloop: a sum is split between stages
@@ -586,8 +588,9 @@ def _warpgroups(
             return us
         if in_clusters:
             shares = -(-math.prod(turn) // _SHARED_SUMS // parts)
-            vectors = -(-shares * _SHARED_SUMS // _VECTOR // (128 if tile[0] == 64 else 256))
-            return us + _ADDING_IN_CLUSTERS + _CLUSTER_ROUND * vectors + _CLUSTER_PART * parts
+            each, round_us = (_VECTOR, _CLUSTER_VECTOR) if has_vectors else (_VECTOR // 2, _CLUSTER_ELEMENTS)
+            rounds = -(-shares * _SHARED_SUMS // each // (128 if tile[0] == 64 else 256))
+            return us + _ADDING_IN_CLUSTERS + round_us * rounds + _CLUSTER_PART * parts
         return us + _ADDING + parts * part_bytes / _PART_BYTES + 2 * blocks * part_bytes / _PARTS_BYTES
 
     plans = [
@@ -749,7 +752,7 @@ def pointwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
 
 # Fitted to 22 layers on an H100, and a tenth off: microseconds of a launch with its filters; of a compute unit, for a pixel
 # with its stores, and for 32 channels of it, by how x is read; how much longer more than 32 columns take; bytes of memory.
-_FILTERS_LAUNCH, _FILTERS_PIXEL = 7.0, 0.0035
+_FILTERS_LAUNCH, _FILTERS_PIXEL = 5.0, 0.0035
 _FILTERS_PIECE, _FILTERS_COLUMNS, _FILTERS_BYTES = {"vectors": 0.0029, "pairs": 0.0053, "elements": 0.0095}, 1.3, 3.0e6
 
 
