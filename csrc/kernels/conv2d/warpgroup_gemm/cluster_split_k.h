@@ -27,12 +27,12 @@ struct ClusterSplit {
     // The epilogue tiles that a block makes.
     HIPCONV_INLINE int tiles_of(int rank) const { return divide(kEpilogueTiles - rank + parts - 1, divide_by_parts); }
 
-    // One thread initialises two barriers: of the waves of the block when all have multiplied, and of the sums of the share, which
-    // these waves write or other blocks send.
+    // One thread initialises two barriers: of the waves of the block when all have multiplied, and of the sums of the share,
+    // which their threads write or other blocks send.
     HIPCONV_INLINE void init_barriers(Barrier* barriers, int waves) const {
         const int block = static_cast<int>(blockIdx.x);
         init_barrier(barriers, waves);
-        init_barrier(barriers + 1, waves + 1);
+        init_barrier(barriers + 1, waves * 32 + 1);
         arrive_expect_bytes(barriers + 1, tiles_of(block - divide(block, divide_by_parts) * parts) * (parts - 1) * kBytes);
     }
 
@@ -56,8 +56,7 @@ struct ClusterSplit {
 #pragma unroll
         for (int i = 0; i < kOfWave; ++i) write_epilogue_tile(sums, i, lane, sent + (wave * kOfWave + i) * kFloats);
         fence_async_proxy();
-        sync_wave();
-        if (lane == 0) arrive(barriers + 1);  // the block's own part is there
+        arrive(barriers + 1);  // every thread, for what it has written of the block's own part
         wait_for_blocks();
         if (lane < kOfWave && rank != t.part)
             copy_to_block(received + place_of(index, t.part, rank), sent + number * kFloats, kBytes, barriers + 1, rank);
