@@ -750,9 +750,9 @@ def pointwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
 
 # ---- few filters -------------------------------------------------------------------------------------------------------------
 
-# Fitted to 22 layers on an H100, and a tenth off; a launch is an H200's. Microseconds of a launch with its filters; of a compute
-# unit, for a pixel with its stores, and for 32 channels of it, by how x is read; how much longer more than 32 columns take;
-# bytes of memory.
+# Fitted to 22 layers on an H100, and a tenth off; a launch is an H200's. Microseconds of a launch with its filters; of a
+# compute unit, for a pixel with its stores, and for 32 channels of it, by how x is read; how much longer more than 32 columns
+# take; bytes of memory.
 _FILTERS_LAUNCH, _FILTERS_PIXEL = 5.0, 0.0035
 _FILTERS_PIECE, _FILTERS_COLUMNS, _FILTERS_BYTES = {"vectors": 0.0029, "pairs": 0.0053, "elements": 0.0095}, 1.3, 3.0e6
 
@@ -775,10 +775,10 @@ def few_filters(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
 
 # ---- sums of few products ----------------------------------------------------------------------------------------------------
 
-# Fitted to 30 layers on an H100, and a twelfth off; a launch is an H200's. Microseconds of a launch with its tables, and more of
-# one that stores elements one by one; of filters in LDS, for 32 of them and a piece of 32 products; those of a compute unit for
-# 16 pixels, beside them for 32 filters (along filters, and along pixels, by vectors and one by one), and for each piece but the
-# first, of pairs and of single elements; bytes of memory.
+# Fitted to 30 layers on an H100, and a twelfth off; a launch is an H200's. Microseconds of a launch with its tables, and more
+# of one that stores elements one by one; of filters in LDS, for 32 of them and a piece of 32 products; those of a compute unit
+# for 16 pixels, beside them for 32 filters (along filters, and along pixels, by vectors and one by one), and for each piece but
+# the first, of pairs and of single elements; bytes of memory.
 _FEW, _FEW_ELEMENTS, _FEW_FILTERS, _FEW_BYTES = 2.3, 1.1, 0.3, 3.0e6
 _FEW_TILE, _FEW_GROUP, _FEW_PIECE = 0.015, {"nhwc": 0.045, "nchw": 0.065, "elements": 0.155}, {True: 0.03, False: 0.045}
 _FEW_MOST_PIECES = 6
