@@ -146,11 +146,12 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& chosen, void
     const int sums_bytes = cluster_sums_bytes(plan.tile_m * plan.tile_n, split.parts);
     bool by_clusters = split.parts > 1 && split.parts <= kMostBlocksOfACluster && !has_turns(chosen.tile_m) &&
                        g.tiles <= for_clusters * shape.blocks_per_unit;
+    const auto is_alone = [&] { return g.tiles <= (by_clusters ? for_clusters : units); };
     const auto stages = [&] {
-        g.is_alone = g.tiles <= (by_clusters ? for_clusters : units);
-        return shape.stages(source.has_patches() ? source.columns : 0, g.is_alone, by_clusters ? sums_bytes : 0);
+        return shape.stages(source.has_patches() ? source.columns : 0, is_alone(), by_clusters ? sums_bytes : 0);
     };
     if (by_clusters && stages() < 2) by_clusters = false;  // the two waves that fill a ring need two
+    g.is_alone = is_alone();
     // A warpgroup in turns may give its last stage back after the other gave the next ones. So their number is even, and
     // each is filled by the same one of the two waves that fill a ring: it has waited for what it filled there before, and
     // a barrier's phase, which only tells even from odd, is then one of two.
