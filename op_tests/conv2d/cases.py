@@ -310,6 +310,37 @@ def exact(algorithms: Iterable[str]) -> list[str]:
 _NOT_OF_THE_FORMULA = ("out_dtype", "algorithm", "out", "float32_precision")
 
 
+def depthwise(C: int, H: int, W: int, R: int, S: int, padding: Any = 0, multiplier: int = 1, N: int = 1, **more: Any) -> Case:
+    """A layer with a group for each channel."""
+    return Case(N, C, H, W, C * multiplier, R, S, padding=padding, groups=C, **more)
+
+
+def _integers(*shape: int, limit: int, seed: int) -> Tensor:
+    return torch.randint(-limit, limit + 1, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def of_integers(case: Case, device: torch.device) -> dict[str, Any]:
+    """Arguments whose sums are exact."""
+    arguments = case.inputs(torch.device("cpu"))
+    for seed, (name, limit) in enumerate((("x", 3), ("weight", 2), ("bias", 9), ("residual", 9))):
+        if isinstance(old := arguments.get(name), Tensor):
+            arguments[name] = torch.empty_like(old).copy_(_integers(*old.shape, limit=limit, seed=seed)).to(device)
+    return arguments
+
+
+def within(values: Tensor, fill: float, offset: int, gap: int) -> tuple[Tensor, Tensor]:
+    """The values, in their order of memory, `gap` elements behind each row and image of a buffer full of `fill`;
+    and the buffer.
+    """
+    strides, step = [0] * 4, 1
+    for axis in sorted(range(4), key=lambda axis: values.stride(axis)):
+        strides[axis] = step
+        step = step * values.shape[axis] + gap
+    buffer = torch.full((offset + step + 9,), fill, dtype=values.dtype, device=values.device)
+    view = buffer.as_strided(values.shape, strides, offset)
+    return view.copy_(values), buffer
+
+
 def reference_of(arguments: dict[str, Any]) -> Tensor:
     return reference.conv2d(**{name: value for name, value in arguments.items() if name not in _NOT_OF_THE_FORMULA})
 

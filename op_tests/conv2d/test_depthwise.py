@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from conv2d.cases import ACTIVATIONS, LAYOUTS, TIMM_MODELS, Case, kind_of_layer, mismatch_conv2d, model_cases, reference_of
+from conv2d.cases import (
+    ACTIVATIONS,
+    LAYOUTS,
+    TIMM_MODELS,
+    Case,
+    depthwise,
+    kind_of_layer,
+    mismatch_conv2d,
+    model_cases,
+    of_integers,
+    reference_of,
+    within,
+)
 from support.backends import EVERYTHING, WAYS, device_of, environment
 from support.observe import launches_of
 from support.tensors import DTYPES
@@ -25,10 +35,6 @@ SIMT = ("simt-wave64", "simt-wave32-shuffled")
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     with environment(**WAYS.get(request.param, {})):
         yield device_of(request.param)
-
-
-def depthwise(C: int, H: int, W: int, R: int, S: int, padding: Any = 0, multiplier: int = 1, N: int = 1, **more: Any) -> Case:
-    return Case(N, C, H, W, C * multiplier, R, S, padding=padding, groups=C, **more)
 
 
 # Filters that stay in registers (3, 5 or 7 square, stride 1 or 2), and all others. Even and odd channels and widths, images
@@ -80,19 +86,6 @@ def variants(shapes: list[Case]) -> list[Case]:
         return [case._replace(dtype=dtype, layout=layout) for case in shapes for dtype, layout in kinds]
     chosen = [(i, kinds[(2 * i + half) % 6]) for i in range(len(shapes)) for half in (0, 1)]
     return [shapes[i]._replace(dtype=dtype, layout=layout) for i, (dtype, layout) in chosen]
-
-
-def integers(*shape: int, limit: int, seed: int) -> Tensor:
-    return torch.randint(-limit, limit + 1, shape, generator=torch.Generator().manual_seed(seed)).float()
-
-
-def of_integers(case: Case, device: torch.device) -> dict[str, Any]:
-    """Arguments whose sums are exact."""
-    arguments = case.inputs(torch.device("cpu"))
-    for seed, (name, limit) in enumerate((("x", 3), ("weight", 2), ("bias", 9), ("residual", 9))):
-        if isinstance(old := arguments.get(name), Tensor):
-            arguments[name] = torch.empty_like(old).copy_(integers(*old.shape, limit=limit, seed=seed)).to(device)
-    return arguments
 
 
 def assert_exact(case: Case, device: torch.device, algorithm: str) -> None:
@@ -210,19 +203,6 @@ def test_sums_that_roll_are_activated(device: torch.device) -> None:
         arguments = case._replace(dtype=(torch.bfloat16, torch.float16)[number % 2]).inputs(device)
         wrong = mismatch_conv2d(hipconv.conv2d(**arguments, algorithm="depthwise_rolling"), arguments)
         assert wrong is None, (activation, wrong)
-
-
-def within(values: Tensor, fill: float, offset: int, gap: int) -> tuple[Tensor, Tensor]:
-    """The values, in their order of memory, `gap` elements behind each row and image of a buffer full of `fill`;
-    and the buffer.
-    """
-    strides, step = [0] * 4, 1
-    for axis in sorted(range(4), key=lambda axis: values.stride(axis)):
-        strides[axis] = step
-        step = step * values.shape[axis] + gap
-    buffer = torch.full((offset + step + 9,), fill, dtype=values.dtype, device=values.device)
-    view = buffer.as_strided(values.shape, strides, offset)
-    return view.copy_(values), buffer
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

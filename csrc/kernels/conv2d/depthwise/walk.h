@@ -12,6 +12,7 @@
 #include "kernels.h"
 #include "launch/check.h"
 #include "launch/compute_units.h"
+#include "rolling_sums.h"
 #include "row.h"
 #include "rows.h"
 #include "store.h"
@@ -89,25 +90,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
         return filters[tap * kFilterPitch + at.of_block];
     };
 
-    // Adds row j of a step, the oldest row of outputs first; `counts(i)`: row i is one of the segment.
     Pair sums[kRows][kColumns];
-    const auto add_row = [&](int j, const auto& x, auto counts) {
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-            const int r = (kRows - 1 - i) * kStride + j;
-            if (r >= kTaps || !counts(i)) continue;
-            Pair sum[kColumns];
-#pragma unroll
-            for (int q = 0; q < kColumns; ++q) sum[q] = j > 0 ? sums[i][q] : i + 1 < kRows ? sums[i + 1][q] : bias;
-#pragma unroll
-            for (int s = 0; s < kTaps; ++s) {
-                const Pair filter = filter_at(r * kTaps + s);
-#pragma unroll
-                for (int q = 0; q < kColumns; ++q) sum[q] = multiply_add(filter, x[q * kStride + s], sum[q]);
-            }
-#pragma unroll
-            for (int q = 0; q < kColumns; ++q) sums[i][q] = sum[q];
-        }
+    const auto add_row = [&](int j, const auto& x, auto counts) {  // `counts(i)`: row i is one of the segment
+        add_row_of_x<kTaps, kStride>(sums, j, x, bias, filter_at, counts);
     };
 
     const int steps = p.segment_rows + kRows - 1;
@@ -177,16 +162,26 @@ double choose_segments(DepthwiseParams& p, int64_t compute_units) {
     return least;
 }
 
-// Tells whether the kernel that loads all rows of x at once is faster. Its cycles were fitted to 70 layers on an H200, and so
-// was how many times longer the walking kernel takes than estimated where it is the slower one.
+// Cycles of the kernel that loads all rows of x at once, fitted to 70 layers on an H200.
 template <typename Shape>
-bool takes_rows(DepthwiseParams p, bool words, double walk_cycles, int64_t compute_units) {
+double row_cycles(DepthwiseParams p, bool words, int64_t compute_units) {
     cut_segments(p, 1);
     const double loads = Shape::kTaps * (words ? Shape::kRegisters : 1.5 * Shape::kRegisters);
     const double block = 30 + 31 * loads + 2 * Shape::kColumns * Shape::kTaps * Shape::kTaps;
-    const double longer = 1.8 * (words ? 1 : 1.45) * (Shape::kStride == 1 ? 1 : Shape::kTaps == 5 ? 1.9 : 1.2);
-    return 3200 + double(p.blocks) / double(compute_units) * block < longer * walk_cycles;
+    return 3200 + double(p.blocks) / double(compute_units) * block;
 }
+
+// The walking kernel takes so many times longer than estimated where it is slower than the kernel above, fitted to the same
+// layers; and where many outputs of channels_last images are bound by what it waits for, of which the ring kernel makes less,
+// fitted to 25 layers on an H100.
+template <typename Shape>
+double walk_longer(bool words) {
+    return 1.8 * (words ? 1 : 1.45) * (Shape::kStride == 1 ? 1 : Shape::kTaps == 5 ? 1.9 : 1.2);
+}
+template <typename Shape>
+constexpr double kWalkLongerThanRing = Shape::kTaps == 5     ? 2.2
+                                       : Shape::kStride == 1 ? 2.14
+                                                             : 3.0;
 
 template <int kTaps, int kStride, bool kAcross>
 void launch_walk(const Conv2dParams& c, hipStream_t stream) {
@@ -216,7 +211,12 @@ void launch_walk(const Conv2dParams& c, hipStream_t stream) {
     if (!kHasWords && bytes == 2) p.x_by_vectors = false;
     const bool words = p.x_by_vectors && bytes == 2;
     if constexpr (kTaps <= 5) {
-        if (takes_rows<Shape>(p, words, walk_cycles, units)) {
+        const double rows = row_cycles<Shape>(p, words, units);
+        const bool takes_rows = rows < walk_longer<Shape>(words) * walk_cycles;
+        if constexpr (kAcross) {
+            if (depthwise_ring(c, takes_rows ? 0.97 * rows : kWalkLongerThanRing<Shape> * walk_cycles, stream)) return;
+        }
+        if (takes_rows) {
             cut_segments(p, 1);
             const auto row = words ? conv2d_depthwise_row<kTaps, kStride, kAcross, true>
                                    : conv2d_depthwise_row<kTaps, kStride, kAcross, false>;

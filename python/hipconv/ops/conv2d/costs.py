@@ -62,8 +62,9 @@ def _depthwise_bytes_us(problem: Problem) -> float:
     return moved / _DEPTHWISE_BYTES
 
 
-# The same of walks of 16-bit types in channels_last by 5 rows of taps or more, by their stride, measured on an H100.
-_WALKING_PRODUCTS = {1: 0.05e6, 2: 0.022e6}
+# The same of walks of 16-bit types in channels_last by 5 rows of taps or more, by their stride, measured on an H100; and of 5
+# rows with a stride of 2 by a ring of rows in LDS, where channels are vectors.
+_WALKING_PRODUCTS, _RING_PRODUCTS = {1: 0.05e6, 2: 0.022e6}, 0.03e6
 
 
 def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -77,7 +78,9 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
         by_products = products / (_SLIDING_PRODUCTS * card.compute_units)
         return Estimate(_DEPTHWISE + max(_SLIDING_BYTES * _depthwise_bytes_us(problem), by_products))
     has_strips = problem.layout == "nhwc" and problem.dtype != "float32" and taps[0] >= 5
-    rate = _WALKING_PRODUCTS[step[0]] if has_strips else _DEPTHWISE_PRODUCTS[walks]
+    has_ring = taps[0] == 5 and step[0] == 2 and problem.in_channels % 8 == 0
+    by_step = _RING_PRODUCTS if has_ring else _WALKING_PRODUCTS[step[0]]
+    rate = by_step if has_strips else _DEPTHWISE_PRODUCTS[walks]
     return Estimate(_DEPTHWISE + max(_depthwise_bytes_us(problem), products / (rate * card.compute_units)))
 
 
