@@ -173,7 +173,7 @@ double row_cycles(DepthwiseParams p, bool words, int64_t compute_units) {
 
 // The walking kernel takes so many times longer than estimated where it is slower than the kernel above, fitted to the same
 // layers; and where many outputs of channels_last images are bound by what it waits for, of which the ring kernel makes less,
-// fitted to 25 layers on an H100.
+// fitted to 90 layers on an H100.
 template <typename Shape>
 double walk_longer(bool words) {
     return 1.8 * (words ? 1 : 1.45) * (Shape::kStride == 1 ? 1 : Shape::kTaps == 5 ? 1.9 : 1.2);

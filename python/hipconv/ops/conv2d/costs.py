@@ -78,9 +78,12 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
         by_products = products / (_SLIDING_PRODUCTS * card.compute_units)
         return Estimate(_DEPTHWISE + max(_SLIDING_BYTES * _depthwise_bytes_us(problem), by_products))
     has_strips = problem.layout == "nhwc" and problem.dtype != "float32" and taps[0] >= 5
-    has_ring = taps[0] == 5 and step[0] == 2 and problem.in_channels % 8 == 0
-    by_step = _RING_PRODUCTS if has_ring else _WALKING_PRODUCTS[step[0]]
-    rate = by_step if has_strips else _DEPTHWISE_PRODUCTS[walks]
+    if not has_strips:
+        rate = _DEPTHWISE_PRODUCTS[walks]
+    elif taps[0] == 5 and step[0] == 2 and problem.in_channels % 8 == 0:
+        rate = _RING_PRODUCTS
+    else:
+        rate = _WALKING_PRODUCTS[step[0]]
     return Estimate(_DEPTHWISE + max(_depthwise_bytes_us(problem), products / (rate * card.compute_units)))
 
 
