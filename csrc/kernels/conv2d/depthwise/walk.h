@@ -179,9 +179,7 @@ double walk_longer(bool words) {
     return 1.8 * (words ? 1 : 1.45) * (Shape::kStride == 1 ? 1 : Shape::kTaps == 5 ? 1.9 : 1.2);
 }
 template <typename Shape>
-constexpr double kWalkLongerThanRing = Shape::kTaps == 5     ? 2.2
-                                       : Shape::kStride == 1 ? 2.14
-                                                             : 3.0;
+constexpr double kWalkLongerThanRing = Shape::kTaps == 5 || Shape::kStride == 1 ? 2.2 : 3.0;
 
 template <int kTaps, int kStride, bool kAcross>
 void launch_walk(const Conv2dParams& c, hipStream_t stream) {
