@@ -43,6 +43,40 @@ HIPCONV_INLINE void stage_filters(Pair* filters, const DepthwiseParams& paramete
         stage(uint16_t{});
 }
 
+// Loads the filters of channels k and k + 1, which follow each other in memory, at multiples of 4 bytes.
+template <typename T, int kAllTaps>
+HIPCONV_INLINE void load_dense_filters(Pair (&taps)[kAllTaps], const void* weight, int64_t k) {
+    constexpr int kWords = 2 * kAllTaps * static_cast<int>(sizeof(T)) / 4;
+    const auto* const from = global_pointer<const uint32_t>(static_cast<const char*>(weight) + k * kAllTaps * sizeof(T));
+    uint32_t words[kWords];
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = from[i];
+    const auto element = [&](int i) {
+        if constexpr (sizeof(T) == 4) {
+            return bit_cast<float>(words[i]);
+        } else {
+            const Pair both = unpack<T>(words[i / 2]);
+            return i % 2 ? high(both) : low(both);
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < kAllTaps; ++i) {
+        float first = element(i), second = element(kAllTaps + i);
+        if constexpr (sizeof(T) == 2) {  // else each step would convert them again
+            in_a_register(first);
+            in_a_register(second);
+        }
+        taps[i] = make_pair(first, second);
+    }
+}
+
+// Tells whether filters follow each other in memory, each pair of them at a multiple of 4 bytes.
+inline bool has_dense_filters(const Conv2dParams& c) {
+    const Image& w = c.weight;
+    return w.column_stride == 1 && w.row_stride == c.kernel_width && w.batch_stride == c.kernel_height * c.kernel_width &&
+           reinterpret_cast<uint64_t>(w.data) % 4 == 0;
+}
+
 // The bias of a thread's pair of channels, whose load is under way until it is needed.
 class PairOfBias {
   public:

@@ -17,6 +17,10 @@ void depthwise_walk_11(const Conv2dParams& conv, void* stream);
 // and launches nothing, if it takes more than so many cycles by its estimate, or does not serve the call.
 bool depthwise_ring(const Conv2dParams& conv, double cycles, void* stream);
 
+// This serves many small contiguous images by 3 taps, where rows begin at no vector. It returns false, and launches nothing, if
+// other kernels are as fast.
+bool depthwise_planes(const Conv2dParams& conv, void* stream);
+
 // Every filter, stride, dilation and padding, of images whose channels are the densest.
 bool depthwise_slide_serves(const Conv2dParams& conv);
 void depthwise_slide(const Conv2dParams& conv, void* stream);

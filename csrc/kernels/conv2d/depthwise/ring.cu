@@ -8,6 +8,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/epilogue.h"
+#include "filters.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "launch/compute_units.h"
@@ -159,33 +160,6 @@ HIPCONV_INLINE void store_columns(const Pair (&results)[kColumns], char* out, ui
         if (q < columns) store(q);
 }
 
-// Loads the filters of channels k and k + 1, which follow each other in memory.
-template <typename T, int kAllTaps>
-HIPCONV_INLINE void load_filters(Pair (&taps)[kAllTaps], const void* weight, int64_t k) {
-    constexpr int kWords = 2 * kAllTaps * static_cast<int>(sizeof(T)) / 4;
-    const auto* const from = global_pointer<const uint32_t>(static_cast<const char*>(weight) + k * kAllTaps * sizeof(T));
-    uint32_t words[kWords];
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = from[i];
-    const auto element = [&](int i) {
-        if constexpr (sizeof(T) == 4) {
-            return bit_cast<float>(words[i]);
-        } else {
-            const Pair both = unpack<T>(words[i / 2]);
-            return i % 2 ? high(both) : low(both);
-        }
-    };
-#pragma unroll
-    for (int i = 0; i < kAllTaps; ++i) {
-        float first = element(i), second = element(kAllTaps + i);
-        if constexpr (sizeof(T) == 2) {  // else each step would convert them again
-            in_a_register(first);
-            in_a_register(second);
-        }
-        taps[i] = make_pair(first, second);
-    }
-}
-
 template <typename T, int kTaps, int kStride, int kWaveColumns>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, (RingShape<kTaps, kStride, sizeof(T), kWaveColumns>::kBlocks))
     conv2d_depthwise_ring(RingParams p) {
@@ -220,7 +194,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, (RingShape<kTaps, kStri
     {
         const Conv2dParams& c = first_parameter_again(p).conv;
         const int channel = first_channel + lane % kChannelLanes * 2, k = channel < c.out_channels ? channel : 0;
-        load_filters<T>(taps, c.weight.data, k);
+        load_dense_filters<T>(taps, c.weight.data, k);
         if (c.bias) {
             const void* const data = global_pointer<void>(c.bias);
             const int64_t at = k * c.bias_stride;
@@ -372,10 +346,8 @@ bool launch_ring(const Conv2dParams& c, double cycles, hipStream_t stream) {
 // Tells whether the walking kernel's call has what this one needs: vectors of channels, all of one type, and dense filters.
 bool ring_serves(const Conv2dParams& c) {
     const int bytes = element_bytes(c.dtype), taps = c.kernel_height;
-    const Image& w = c.weight;
     return (taps == 3 || (taps == 5 && c.stride_h == 2)) && c.out_channels == c.in_channels && c.out_dtype == c.dtype &&
-           !c.residual.data && w.column_stride == 1 && w.row_stride == taps && w.batch_stride == taps * taps &&
-           reinterpret_cast<uint64_t>(w.data) % 4 == 0 && columns_are_vectors(c.x, c.in_channels, 16 / bytes, bytes) &&
+           !c.residual.data && has_dense_filters(c) && columns_are_vectors(c.x, c.in_channels, 16 / bytes, bytes) &&
            columns_are_vectors(c.out, c.out_channels, 2, bytes);
 }
 
