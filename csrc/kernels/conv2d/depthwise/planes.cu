@@ -20,6 +20,7 @@ namespace {
 constexpr int kPlanesColumns = 4;                                    // of outputs, of a thread
 constexpr int kPlanesLds = (kCopiesPastRegisters ? 48 : 16) * 1024;  // bytes of a block, at most: on AMD's cards of each
 constexpr int kPlanesZeros = 64;                                     // bytes of LDS, which rows outside an image are read from
+constexpr int kPlanesBlocks = kCopiesPastRegisters ? 5 : 4;          // of a compute unit
 
 struct PlanesParams {
     Conv2dParams conv;
@@ -31,7 +32,7 @@ struct PlanesParams {
 };
 
 template <typename T, int kStride>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 5) conv2d_depthwise_planes(PlanesParams p) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, kPlanesBlocks) conv2d_depthwise_planes(PlanesParams p) {
     constexpr int kTaps = 3;
     constexpr int kBytes = sizeof(T), kColumns = kPlanesColumns, kReach = (kColumns - 1) * kStride + kTaps;
     constexpr int kRows = (kTaps + kStride - 1) / kStride, kAllTaps = kTaps * kTaps;
