@@ -59,7 +59,7 @@ struct ClusterSplit {
         arrive(barriers + 1);  // every thread, for what it has written of the block's own part
         wait_for_blocks();
         if (lane < kOfWave && rank != t.part)
-            copy_to_block(received + place_of(index, t.part, rank), sent + number * kFloats, kBytes, barriers + 1, rank);
+            copy_to_block(received + place_of_part(index, t.part, rank), sent + number * kFloats, kBytes, barriers + 1, rank);
         const Share<kTileN, kBlocks> share{*this, t, sent, received, lds.bias};
         if (p.gemm.vector_stores && p.gemm.along_filters)
             share.template store_vectors<kPlanes, true>(p, barriers + 1, waves * 32, thread);
@@ -71,7 +71,7 @@ struct ClusterSplit {
     }
 
     // Where a block has the part of another one of its epilogue tile `index`, in floats.
-    HIPCONV_INLINE int place_of(int index, int part, int rank) const {
+    HIPCONV_INLINE int place_of_part(int index, int part, int rank) const {
         return (index * (parts - 1) + part - (part > rank ? 1 : 0)) * kFloats;
     }
 
@@ -95,14 +95,23 @@ struct ClusterSplit {
             }
         }
 
+        // Where outputs of epilogue tile `index` lie, from a pixel and a filter of it on.
         struct Place {
-            int first_pixel, first_filter;  // of an epilogue tile, in the tile
+            int tile_filter, of_group;  // the epilogue tile's first filter, in the tile; the first output's, in the group
+            bool has_pixel;
+            OutPixel at;
+            int64_t k;  // the first output's filter among all
         };
-        HIPCONV_INLINE Place place_in_tile(int index) const {
+        template <bool kPlanes>
+        HIPCONV_INLINE Place place_of(const WarpgroupGemmParams& p, int index, int pixel, int filter) const {
             constexpr int kAcross = kTileN / kFilters, kOfWave = kBlocks * kAcross;
             const uint32_t number = t.part + index * split.parts;
             const int of = number / kOfWave, inside = number % kOfWave;  // the wave that has multiplied it; which of its tiles
-            return {(of / 4 * kBlocks + inside / kAcross) * kWarpgroupPixels + of % 4 * kPixels, inside % kAcross * kFilters};
+            const int first_pixel = (of / 4 * kBlocks + inside / kAcross) * kWarpgroupPixels + of % 4 * kPixels;
+            const int tile_filter = inside % kAcross * kFilters, of_group = t.first_filter + tile_filter + filter;
+            const WarpgroupPixels pixels{columns_of<kPlanes>(p), t, first_pixel};
+            return {tile_filter, of_group, pixels.has(p.gemm, pixel), pixels.at(p.gemm, pixel),
+                    static_cast<int64_t>(t.group) * p.gemm.group_filters + of_group};
         }
 
         HIPCONV_INLINE void wait_for_parts(const Barrier* have_come) const {
@@ -126,16 +135,13 @@ struct ClusterSplit {
                 const int index = number / kVectors;
                 const int pixel = kAlongFilters ? of / (kFilters / 8) : of % (kPixels / 8) * 8;
                 const int filter = kAlongFilters ? of % (kFilters / 8) * 8 : of / (kPixels / 8);
-                const Place place = place_in_tile(index);
-                const WarpgroupPixels pixels{columns_of<kPlanes>(p), t, place.first_pixel};
-                const int of_group = t.first_filter + place.first_filter + filter;
-                const bool is_there = static_cast<int>(number) < vectors && of_group < g.group_filters && pixels.has(g, pixel);
-                const OutPixel at = pixels.at(g, pixel);
-                const int64_t k = static_cast<int64_t>(t.group) * g.group_filters + of_group;
-                const int64_t to = offset_in(c.out, at.n, k, at.p, at.q);
+                const Place place = place_of<kPlanes>(p, index, pixel, filter);
+                const bool is_there = static_cast<int>(number) < vectors && place.of_group < g.group_filters && place.has_pixel;
+                const int64_t to = offset_in(c.out, place.at.n, place.k, place.at.p, place.at.q);
                 float v[8] = {}, more[8] = {};
                 if (is_there && c.residual.data)
-                    load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
+                    load_eight(more, c.residual.data, offset_in(c.residual, place.at.n, place.k, place.at.p, place.at.q),
+                               c.residual_dtype);
                 if (begin == 0) wait_for_parts(have_come);
                 if (!is_there) continue;
                 for_each_part(index, [&](const float* from) {
@@ -152,7 +158,7 @@ struct ClusterSplit {
                         for (int i = 0; i < 8; ++i) v[i] += from[epilogue_index<kFilters>(pixel + i, filter)];
                     }
                 });
-                BiasInLds{bias + place.first_filter}.add_to(v, filter, kAlongFilters);
+                BiasInLds{bias + place.tile_filter}.add_to(v, filter, kAlongFilters);
                 if (c.residual.data) {
 #pragma unroll
                     for (int i = 0; i < 8; ++i) v[i] += more[i];
@@ -177,14 +183,12 @@ struct ClusterSplit {
                 const int index = number / kUnits;
                 const int pixel = g.along_filters ? of / kAcross : of % kPixels;
                 const int filter = (g.along_filters ? of % kAcross : of / kPixels) * kEach;
-                const Place place = place_in_tile(index);
-                const WarpgroupPixels pixels{columns_of<kPlanes>(p), t, place.first_pixel};
-                const int of_group = t.first_filter + place.first_filter + filter;
-                const bool is_there = static_cast<int>(number) < units && pixels.has(g, pixel);
-                const OutPixel at = pixels.at(g, pixel);
-                const int64_t k = static_cast<int64_t>(t.group) * g.group_filters + of_group;
-                const int64_t to = offset_in(c.out, at.n, k, at.p, at.q);
-                const int64_t from_residual = c.residual.data ? offset_in(c.residual, at.n, k, at.p, at.q) : 0;
+                const Place place = place_of<kPlanes>(p, index, pixel, filter);
+                const bool is_there = static_cast<int>(number) < units && place.has_pixel;
+                const auto offset = [&](const auto& tensor) {
+                    return offset_in(tensor, place.at.n, place.k, place.at.p, place.at.q);
+                };
+                const int64_t to = offset(c.out), from_residual = c.residual.data ? offset(c.residual) : 0;
                 float v[kEach] = {};
                 if (begin == 0) wait_for_parts(have_come);
                 if (!is_there) continue;
@@ -195,9 +199,9 @@ struct ClusterSplit {
                 });
 #pragma unroll
                 for (int e = 0; e < kEach; ++e)
-                    if (of_group + e < g.group_filters)
+                    if (place.of_group + e < g.group_filters)
                         conv2d_store_at(
-                            c, k + e, [&] { return to + e * c.out.channel_stride; },
+                            c, place.k + e, [&] { return to + e * c.out.channel_stride; },
                             [&] { return from_residual + e * c.residual.channel_stride; }, v[e]);
             }
         }
