@@ -183,9 +183,10 @@ bool cut_planes(PlanesParams& p, int64_t compute_units) {
     p.in_bytes = static_cast<int32_t>(in_bytes);
     p.out_bytes = static_cast<int32_t>(out_bytes);
     p.strips = static_cast<int32_t>(ceil_of(c.out_width, kPlanesColumns));
+    const double least_blocks = c.stride_h == 2 ? 10 : 3.5;  // of a compute unit
     const auto blocks_a_unit = [&](int64_t of_block) { return double(p.planes) / double(of_block * compute_units); };
     while (2 * planes * both <= (room < 26 * 1024 ? room : 26 * 1024) && planes * p.strips <= kDepthwiseThreads &&
-           blocks_a_unit(2 * planes) >= 3.5)
+           blocks_a_unit(2 * planes) >= least_blocks)
         planes *= 2;
     const int64_t items = planes / 2 * p.strips;
     int32_t segments = 1;
@@ -193,9 +194,9 @@ bool cut_planes(PlanesParams& p, int64_t compute_units) {
     p.block_planes = static_cast<int32_t>(planes);
     p.segment_rows = static_cast<int32_t>(ceil_of(c.out_height, int64_t{segments}));
     p.segments = static_cast<int32_t>(ceil_of(c.out_height, p.segment_rows));
-    if (c.stride_h == 2) return c.in_width % 4 != 0 && blocks_a_unit(planes) >= 10;
-    return c.in_width % (bytes == 4 ? 4 : 2) != 0 && blocks_a_unit(planes) >= 3.5 &&
-           items * p.segments >= (bytes == 4 ? 80 : 32);
+    if (blocks_a_unit(planes) < least_blocks) return false;
+    if (c.stride_h == 2) return c.in_width % 4 != 0;
+    return c.in_width % (bytes == 4 ? 4 : 2) != 0 && items * p.segments >= (bytes == 4 ? 80 : 32);
 }
 
 }  // namespace
