@@ -157,6 +157,20 @@ def test_contiguous_depthwise_layers_roll() -> None:
         assert chosen(C, H, R, N) == "depthwise", (C, H, R, N)
 
 
+def test_many_small_contiguous_images_of_odd_width_are_left_to_depthwise() -> None:
+    """As they were measured on an H100; even widths, large images and few of them roll."""
+    serving: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = (("depthwise_rolling", ((16, 8),)), ("depthwise", ()))
+
+    def chosen(C: int, H: int, R: int = 3, N: int = 32, **more: Any) -> str:
+        return choose(problem(C, H, C, R, N, groups=C)._replace(layout="nchw", **more), H200, serving).algorithm
+
+    for C, H in ((1632, 9), (1152, 7), (728, 19), (480, 7), (300, 7)):
+        assert chosen(C, H) == "depthwise", (C, H)
+    assert chosen(1024, 19, stride=(2, 2), out_size=(10, 10)) == "depthwise"
+    for C, H, R in ((1024, 10, 3), (672, 14, 3), (256, 75, 3), (1152, 7, 5)):
+        assert chosen(C, H, R) == "depthwise_rolling", (C, H, R)
+
+
 def test_channels_last_depthwise_layers_of_many_taps_take_strips() -> None:
     """Dilated ones, too, as they were measured on an H100. Three taps, five with a stride of 2 of vectors of channels, small
     images and single images are left to `depthwise`.

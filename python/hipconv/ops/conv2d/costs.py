@@ -88,12 +88,11 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
 
 
 def _comes_by_planes(problem: Problem, card: Card) -> bool:
-    """Tell whether a call of 16-bit types has many small images whose rows begin anywhere, which come to LDS as they lie."""
-    taps_fit = problem.kernel == (3, 3) and problem.stride in ((1, 1), (2, 2)) and problem.dilation == (1, 1)
+    """Tell whether a walk of 16-bit types has many small images whose rows begin anywhere, which come to LDS as they lie."""
     bytes_of_8 = 8 * 2 * (math.prod(problem.in_size) + math.prod(problem.out_size))
     few = 56 if problem.stride[0] == 1 else 160  # planes for each compute unit
     return (
-        taps_fit
+        problem.kernel == (3, 3)
         and problem.out_channels == problem.in_channels
         and problem.in_channels % 2 == 0
         and problem.in_size[1] % 2 == 1
@@ -112,7 +111,7 @@ def _contiguous_depthwise_us(problem: Problem, card: Card, walks: bool) -> float
     outputs, taps = planes * math.prod(problem.out_size), math.prod(problem.kernel)
     odd = outputs / 1e6 if problem.in_size[1] % 2 else 0.0  # whose rows are read element by element
     units = card.compute_units
-    if _comes_by_planes(problem, card):
+    if walks and _comes_by_planes(problem, card):
         return 2.6 + (2.6 if problem.stride[0] == 1 else 6.1) * outputs / 1e6 * 132 / units
     if not walks:
         return 5.6 + 1.36 * bytes_us + 8.6e-6 * outputs + 1.0e-4 * outputs * taps / units + 5.8 * odd
