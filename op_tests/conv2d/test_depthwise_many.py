@@ -1,5 +1,5 @@
-"""The kernels of conv2d's algorithm `depthwise` for many outputs, whose x comes to LDS by vectors: `ring` for channels_last
-images, `planes` for contiguous ones whose rows begin anywhere.
+"""The kernels of conv2d's algorithm `depthwise` for many outputs, whose x comes to LDS ahead: `ring` for channels_last images,
+`planes` for small contiguous ones whose rows begin anywhere, `columns` for other contiguous ones.
 """
 
 from __future__ import annotations
@@ -59,19 +59,47 @@ PLANES = [
         for C, H, W, N, padding in ((40, 9, 9, 66, 1), (24, 18, 14, 42, (0, 1, 0, 1)), (32, 7, 13, 80, (3, 0, 2, 1)))
     ),
 ]
-CASES = [*((case, "nhwc", "ring") for case in RING), *((case, "nchw", "planes") for case in PLANES)]
+# Rows that are loaded by 16, 8 and 4 bytes, channels and rows that fill no block, outputs of other widths than x, tiles of
+# columns beside each other, whose windows begin outside the image and inside it.
+COLUMNS = [
+    depthwise(C, H, W, taps, taps, padding, N=N, stride=(stride, stride))
+    for taps, stride, C, H, W, N, padding in (
+        (3, 1, 5, 26, 36, 8, 1),
+        (3, 1, 3, 40, 34, 8, (2, 1, 0, 3)),
+        (3, 1, 7, 33, 27, 9, 0),
+        (3, 1, 2, 20, 530, 3, 1),
+        (3, 2, 6, 48, 52, 8, 1),
+        (3, 2, 3, 41, 75, 9, (3, 0, 2, 1)),
+        (5, 1, 6, 15, 20, 9, 2),
+        (5, 1, 11, 12, 14, 9, (4, 3, 5, 0)),
+        (5, 2, 4, 28, 33, 9, (2, 1, 4, 2)),
+        (7, 1, 5, 12, 16, 5, 3),
+        (7, 1, 6, 11, 10, 7, (6, 5, 1, 3)),
+        (7, 2, 3, 21, 18, 8, (5, 0, 6, 3)),
+    )
+]
+CASES = [
+    *((case, "nhwc", "ring") for case in RING),
+    *((case, "nchw", "planes") for case in PLANES),
+    *((case, "nchw", "columns") for case in COLUMNS),
+]
 
 
-def types_of(case: Case, layout: str) -> list[torch.dtype]:
+def types_of(case: Case, kernel: str) -> list[torch.dtype]:
     """The types that the kernel has on all cards: AMD's have too little LDS for other channels_last layers of float32."""
-    return [dtype for dtype in DTYPES.values() if layout == "nchw" or dtype.itemsize * case.stride[0] < 8]
+    if kernel == "ring":
+        return [dtype for dtype in DTYPES.values() if dtype.itemsize * case.stride[0] < 8]
+    has_halves = kernel == "planes" or (case.R == 3 and case.stride[0] == 2 and case.W % 2 == 1)
+    return list(DTYPES.values()) if has_halves else [torch.float32]
 
 
 def on_device(device: torch.device, kinds: int = 1) -> Iterator[Case]:
     """Every case, in so many types that the kernel has on all cards; for a GPU, of so many images that all of it has work."""
     on_gpu = device.type == "cuda"
-    for (number, (case, layout, _)), kind in itertools.product(enumerate(CASES), range(kinds)):
-        types = list(DTYPES.values()) if on_gpu else types_of(case, layout)
+    for (number, (case, layout, kernel)), kind in itertools.product(enumerate(CASES), range(kinds)):
+        types = list(DTYPES.values()) if on_gpu and kernel == "ring" else types_of(case, kernel)
+        if kind >= len(types):
+            continue
         yield case._replace(dtype=types[(number + kind) % len(types)], layout=layout, N=case.N * (64 if on_gpu else 1))
 
 
@@ -92,8 +120,8 @@ def kernels_of(case: Case, **more: object) -> list[str]:
 def test_they_take_calls_of_many_outputs(way: str) -> None:
     with environment(**WAYS[way] | {"HIPCONV_SIMT_ORDER": "none"}):
         for original, layout, kernel in CASES:
-            for dtype in types_of(original, layout):
-                if way == "simt-wave64" and layout == "nchw" and dtype == torch.float32:
+            for dtype in types_of(original, kernel):
+                if way == "simt-wave64" and kernel == "planes" and dtype == torch.float32:
                     continue  # where LDS has room for too few planes to give all threads work
                 case = original._replace(dtype=dtype, layout=layout)
                 assert kernels_of(case) == [kernel], case
@@ -103,6 +131,11 @@ def test_they_take_calls_of_many_outputs(way: str) -> None:
             assert kernels_of(case._replace(has_residual=True)) == ["walk"]
             assert kernels_of(case, out_dtype=torch.float32) == ["walk"]
             assert kernels_of(case, weight=of_integers(case, torch.device("cpu"))["weight"].mT.contiguous().mT) == ["walk"]
+        case = COLUMNS[0]._replace(layout="nchw")
+        assert kernels_of(case._replace(N=1, H=2)) == ["row"]
+        assert kernels_of(case._replace(has_residual=True)) == ["walk"]
+        assert kernels_of(case, out_dtype=torch.bfloat16) == ["walk"]
+        assert kernels_of(case, weight=of_integers(case, torch.device("cpu"))["weight"].mT.contiguous().mT) == ["walk"]
         case = RING[0]._replace(dtype=torch.bfloat16, layout="nhwc")
         assert kernels_of(case._replace(C=124, K=124, groups=124)) == ["walk"]  # 8 elements are a vector
         case = PLANES[0]._replace(dtype=torch.bfloat16, layout="nchw")
@@ -119,9 +152,10 @@ def test_every_activation(device: torch.device) -> None:
 
 
 def test_nothing_beside_x_is_read_and_nothing_beside_out_written(device: torch.device) -> None:
-    """Between the rows of contiguous images nothing may lie."""
-    for case in on_device(device):
-        gap = 8 if case.layout == "nhwc" else 0
+    """Between the rows of small contiguous images nothing may lie, or `planes` serves none."""
+    for case, gap in itertools.product(on_device(device), (0, 8)):
+        if gap == 0 and case.layout == "nhwc":
+            continue
         arguments = of_integers(case, device)
         expected = reference_of(arguments).to(case.dtype)
         arguments["x"], _ = within(arguments["x"], torch.nan, 16, gap)

@@ -11,6 +11,12 @@ inline void sync_wave() { (void)__ballot(1); }
 inline void copy_later(Words4* to, const void* from, bool zeros) {
     simt::Block::current()->copy_later(to, from, zeros ? 0 : 16, zeros ? 16 : 0);
 }
+inline void copy_later(Words2* to, const void* from, bool zeros) {
+    simt::Block::current()->copy_later(to, from, zeros ? 0 : 8, zeros ? 8 : 0);
+}
+inline void copy_later(uint32_t* to, const void* from, bool zeros) {
+    simt::Block::current()->copy_later(to, from, zeros ? 0 : 4, zeros ? 4 : 0);
+}
 inline void copy_later_if(bool wanted, Words4* to, const void* from) {
     if (wanted) copy_later(to, from, false);
 }

@@ -33,7 +33,7 @@ const char* conv2d_depthwise_refusal(const Conv2dParams& c, const Conv2dPlan&) {
 
 void conv2d_depthwise(const Conv2dParams& c, const Conv2dPlan&, void* /*workspace*/, void* stream) {
     if (!depthwise_walk_serves(c)) return depthwise_slide_serves(c) ? depthwise_slide(c, stream) : depthwise_any(c, stream);
-    if (depthwise_planes(c, stream)) return;
+    if (depthwise_planes(c, stream) || depthwise_columns(c, stream)) return;
     if (c.kernel_height == 3) return depthwise_walk_3(c, stream);
     if (c.kernel_height == 5) return depthwise_walk_5(c, stream);
     if (c.kernel_height == 7) return depthwise_walk_7(c, stream);
