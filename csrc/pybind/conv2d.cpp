@@ -80,12 +80,6 @@ Call make_call(const Ints& stride, const Ints& padding, const Ints& dilation, in
 
 // ---- tensors to params ----------------------------------------------------------------------------------------------------
 
-// A meta tensor, which has no memory, counts as one whose storage begins on a 16-byte boundary.
-void* address(const at::Tensor& t) {
-    if (!t.is_meta()) return t.data_ptr();
-    return reinterpret_cast<void*>(t.storage_offset() * static_cast<int64_t>(t.element_size()));
-}
-
 // torch leaves any stride for an axis of one element, because it does not matter. Kernels get the stride of a dense tensor in
 // the layout of the other axes, or, if these fit both layouts, in the call's.
 Image image(const at::Tensor& t, bool channels_last) {
@@ -96,7 +90,7 @@ Image image(const at::Tensor& t, bool channels_last) {
     const int64_t nhwc[4] = {channels * height * width, 1, channels * width, channels};
     int64_t strides[4];
     for (int k = 0; k < 4; ++k) strides[k] = t.size(k) != 1 ? t.stride(k) : channels_last ? nhwc[k] : nchw[k];
-    return {address(t), strides[0], strides[1], strides[2], strides[3]};
+    return {memory_of(t), strides[0], strides[1], strides[2], strides[3]};
 }
 
 // This checks that no index of a padded image lies farther outside than its padding mode reaches.
@@ -161,7 +155,7 @@ Conv2dParams checked_params(const at::Tensor& out, const at::Tensor& x, const at
     if (bias) {
         check_strided({"bias", *bias});
         check_shape({"bias", *bias}, {weight.size(0)}, "(out_channels,)");
-        p.bias = address(*bias);
+        p.bias = memory_of(*bias);
         p.bias_stride = bias->stride(0);
         p.bias_dtype = float_dtype({"bias", *bias});
     }

@@ -66,12 +66,6 @@ Call make_call(const Ints& stride, int32_t front, const Ints& padding, const Int
 
 // ---- tensors to params ----------------------------------------------------------------------------------------------------
 
-// A meta tensor, which has no memory, counts as one whose storage begins on a 16-byte boundary; it is not null.
-void* address(const at::Tensor& t) {
-    if (!t.is_meta()) return t.data_ptr();
-    return reinterpret_cast<void*>(4096 + t.storage_offset() * static_cast<int64_t>(t.element_size()));
-}
-
 // torch leaves any stride for an axis of one element, because it does not matter. Kernels get the stride of a dense tensor in
 // the layout of the other axes.
 Volume volume(const at::Tensor& t) {
@@ -83,7 +77,7 @@ Volume volume(const at::Tensor& t) {
     const int64_t last[5] = {channels * frames * height * width, 1, channels * height * width, channels * width, channels};
     int64_t strides[5];
     for (int k = 0; k < 5; ++k) strides[k] = t.size(k) != 1 ? t.stride(k) : channels_last ? last[k] : plain[k];
-    return {address(t), strides[0], strides[1], strides[2], strides[3], strides[4]};
+    return {memory_of(t), strides[0], strides[1], strides[2], strides[3], strides[4]};
 }
 
 // This checks that no index of a padded axis lies farther outside than its padding mode reaches.
@@ -156,7 +150,7 @@ Conv3dParams checked_params(const Tensors& t, const Call& call) {
     if (t.bias) {
         check_strided({"bias", *t.bias});
         check_shape({"bias", *t.bias}, {weight.size(0)}, "(out_channels,)");
-        p.bias = address(*t.bias);
+        p.bias = memory_of(*t.bias);
         p.bias_stride = t.bias->stride(0);
         p.bias_dtype = float_dtype({"bias", *t.bias});
     }

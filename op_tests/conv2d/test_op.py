@@ -407,6 +407,23 @@ def test_a_tensor_that_requires_grad_is_refused_with_out(device: torch.device) -
     assert out.any()
 
 
+@pytest.mark.parametrize("way", ("simt-wave64", "simt-wave32-shuffled"))
+def test_all_that_a_plan_says_to_serve_a_call_runs_it(way: str) -> None:
+    """Also where a tensor that may be absent begins at any boundary, as all do that torch makes."""
+    layers = (
+        Case(2, 8, 12, 14, 8, 5, 5, padding=2, groups=8),
+        Case(2, 8, 12, 14, 8, 3, 3, padding=1, groups=8),
+        Case(2, 16, 6, 6, 32, 1, 1),
+        Case(1, 3, 12, 12, 16, 3, 3, stride=(2, 2)),
+    )
+    with environment(**WAYS[way]):
+        for layer, layout, has_residual in itertools.product(layers, LAYOUTS, (False, True)):
+            case = layer._replace(layout=layout, has_residual=has_residual)
+            arguments = case.inputs(torch.device("cpu"))
+            for algorithm in hipconv.conv2d_plan(**arguments).serves:
+                hipconv.conv2d(**arguments, algorithm=algorithm)
+
+
 def test_an_algorithm_is_forced_by_keyword_or_variable(device: torch.device) -> None:
     arguments = Case(1, 8, 6, 6, 8, 3, 3).inputs(device)
     here = hipconv.conv2d_plan(**arguments).serves

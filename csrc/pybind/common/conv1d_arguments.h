@@ -23,11 +23,6 @@ inline DType conv1d_dtype(const NamedTensor& t, bool serves_f64) {
     return float_dtype(t);
 }
 
-// A meta tensor, which has no memory, counts as one whose storage begins on a 16-byte boundary.
-inline void* memory_of(const at::Tensor& t) {
-    if (!t.is_meta()) return t.data_ptr();
-    return reinterpret_cast<void*>(t.storage_offset() * static_cast<int64_t>(t.element_size()));
-}
 inline void assign(const void*& to, const void* from) { to = from; }
 
 // Checks weight (dim, width) and bias (dim,) and sets them in the params of any form; dim is x.size(channels). It checks

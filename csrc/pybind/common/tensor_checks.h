@@ -15,6 +15,13 @@
 
 namespace hipconv {
 
+// A meta tensor, which has no memory, counts as one whose storage begins on a boundary of 4096 bytes; it is not null, which
+// means to kernels that a call has no such tensor.
+inline void* memory_of(const at::Tensor& t) {
+    if (!t.is_meta()) return t.data_ptr();
+    return reinterpret_cast<void*>(4096 + t.storage_offset() * static_cast<int64_t>(t.element_size()));
+}
+
 // Makes text from strings and integers. It does without <iostream>, whose numeric facets can come from a second copy of
 // the C++ library, the one inside torch's wheels; printing a number would then crash the process.
 inline std::string text_of(const std::string& part) { return part; }

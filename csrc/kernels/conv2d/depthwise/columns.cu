@@ -1,9 +1,9 @@
 // Depthwise conv2d of many outputs of contiguous images by square filters of 3, 5 or 7 taps ("columns").
 //
-// A block walks down the rows of planes, images of neighbouring channels, side by side. A thread has two columns of outputs of a
-// plane, with its filter and the sums of all rows of outputs under way in registers. Rows of x come to LDS some chunks of rows
-// ahead, and lie there with zeros beside them, so that no read has a condition. Blocks stay: each has about as many rows of
-// outputs, of planes that follow each other, and loads go on from the last row of one plane to the first one of the next.
+// A block walks down the rows of planes, images of neighbouring channels, side by side. A thread has two columns of outputs of
+// a plane, with its filter and the sums of all rows of outputs under way in registers. Rows of x come to LDS some chunks of
+// rows ahead, and lie there with zeros beside them, so that no read has a condition. Blocks stay: each has about as many rows
+// of outputs, of planes that follow each other, and loads go on from the last row of one plane to the first one of the next.
 #include <hip/hip_runtime.h>
 
 #include "../common/epilogue.h"
@@ -67,7 +67,7 @@ struct ColumnsParams {
     Divisor divide_by_height, divide_by_batch, divide_by_tiles;
 };
 
-// What a block walks down without a pause: rows of outputs of one group of planes.
+// The rows of outputs of one group of planes that a block walks down without a pause.
 struct ColumnsRun {
     int group, tile, image, row, rows;
 
@@ -175,7 +175,7 @@ class ColumnsSource {
 
     const char* from_[Shape::kLoads];
     int to_[Shape::kLoads];  // bytes in a chunk; less than 0: nowhere
-    // Rows of x: the next one, the first one that nobody sees or is outside, if not all of a load are, and the first of no step.
+    // Rows of x: the next one, the first one that nobody sees or is outside (none is loaded of 0), and the first of no step.
     int y_, behind_[Shape::kLoads], end_;
     int at_, left_, rows_, row_;
     Unit units_[Shape::kCopies ? 1 : Shape::kRowsOfX][Shape::kCopies ? 1 : Shape::kLoads];
@@ -342,7 +342,7 @@ int64_t cut_columns(ColumnsParams& p) {
     p.width = static_cast<int32_t>(round_up(ceil_of(c.out_width, p.tiles), kColumns));
     p.threads = static_cast<int32_t>(p.width / kColumns);
     const int64_t padding = c.pad_left + kSkipped, window = kSkipped + (p.width - 1) * kStride + Shape::kTaps;
-    // Of several tiles, a zero of one is an element of x in another.
+    // A zero beside one tile is an element of x in the tile beside it.
     const int64_t lead = p.tiles == 1 ? round_up(padding, kUnit) : 0, first = p.tiles == 1 ? lead - padding : 0;
     const int64_t seen = p.tiles == 1 && c.in_width < window - padding ? c.in_width : p.tiles == 1 ? window - padding : window;
     if (seen <= 0 || first % 2 != 0 || (p.tiles > 1 && padding % kUnit != 0)) return 0;

@@ -21,8 +21,8 @@ bool depthwise_ring(const Conv2dParams& conv, double cycles, void* stream);
 // other kernels are as fast.
 bool depthwise_planes(const Conv2dParams& conv, void* stream);
 
-// This serves contiguous images of many outputs by 3, 5 and 7 taps. It returns false, and launches nothing, if it does not serve
-// the call, or has too little to do.
+// This serves contiguous images of many outputs by 3, 5 and 7 taps. It returns false, and launches nothing, if it does not
+// serve the call, or has too little to do.
 bool depthwise_columns(const Conv2dParams& conv, void* stream);
 
 // Every filter, stride, dilation and padding, of images whose channels are the densest.

@@ -12,9 +12,8 @@ inline bool stores_filters_by(const Conv2dParams& p, int64_t filters) {
         const int64_t each = dtype == DType::f32 && filters > 4 ? 4 : filters;  // 16 bytes at most
         return begins_at_multiples(image, p.batch, p.out_height, p.out_width, each, dtype);
     };
-    // A residual of a plan has strides, and no address where it is aligned.
-    const bool has_residual = p.residual.data || p.residual.channel_stride != 0;
-    return p.out_channels % filters == 0 && fits(p.out, p.out_dtype) && (!has_residual || fits(p.residual, p.residual_dtype));
+    return p.out_channels % filters == 0 && fits(p.out, p.out_dtype) &&
+           (!p.residual.data || fits(p.residual, p.residual_dtype));
 }
 
 // As many blocks as are resident at once, where each of them brings all filters to LDS: by the bytes of LDS that one takes, or
