@@ -151,10 +151,9 @@ inline uint32_t depthwise_block_units(uint32_t units, uint32_t lanes_at_most = k
     return best;
 }
 
-// Cuts the rows of images into segments, and all work into blocks.
-inline void cut_segments(DepthwiseParams& p, int32_t segment_rows) {
-    p.segment_rows = segment_rows;
-    p.segments = (p.conv.out_height + segment_rows - 1) / segment_rows;
+// Cuts all work into blocks, given how many segments the rows of an image are.
+inline void cut_places(DepthwiseParams& p, int32_t segments) {
+    p.segments = segments;
     const uint64_t places = static_cast<uint64_t>(p.tiles) * static_cast<uint64_t>(p.segments);
     p.items = places * static_cast<uint64_t>(p.conv.batch);
     if (p.across) {
@@ -167,6 +166,12 @@ inline void cut_segments(DepthwiseParams& p, int32_t segment_rows) {
     const uint64_t fit = (kMostUnits - 1) * places;  // that touch kMostUnits units at most
     p.block_items = static_cast<uint32_t>(fit < kDepthwiseThreads ? fit : kDepthwiseThreads);
     p.blocks = (p.items + p.block_items - 1) / p.block_items;
+}
+
+// Cuts the rows of images into segments, and all work into blocks.
+inline void cut_segments(DepthwiseParams& p, int32_t segment_rows) {
+    p.segment_rows = segment_rows;
+    cut_places(p, (p.conv.out_height + segment_rows - 1) / segment_rows);
 }
 
 // The blocks of a launch whose blocks take turns where there are more than these.

@@ -29,7 +29,8 @@ bool depthwise_columns(const Conv2dParams& conv, void* stream);
 bool depthwise_slide_serves(const Conv2dParams& conv);
 void depthwise_slide(const Conv2dParams& conv, void* stream);
 
-// Every filter, stride, dilation and padding.
+// Every filter, stride, dilation and padding, of images of fewer than 2^24 rows and columns.
+bool depthwise_any_serves(const Conv2dParams& conv);
 void depthwise_any(const Conv2dParams& conv, void* stream);
 
 }  // namespace hipconv
