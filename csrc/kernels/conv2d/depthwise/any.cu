@@ -72,7 +72,8 @@ HIPCONV_INLINE T element_if(bool exists, const char* from) {
     return value;
 }
 
-template <typename T, AnyWay kWay>
+// Filters have kHeight rows; 0: the call says how many.
+template <typename T, AnyWay kWay, int kHeight = 0>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any(AnyParams p) {
     constexpr int kRows = kAnyRows;
     constexpr int64_t kBytes = sizeof(T);
@@ -183,6 +184,18 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any
                     from += step_pitch;
                     return value;
                 };
+                if constexpr (kHeight > 0) {
+                    T loaded[kRows + kHeight - 1];
+#pragma unroll
+                    for (int i = 0; i < kRows + kHeight - 1; ++i) loaded[i] = next_row(true);
+#pragma unroll
+                    for (int r = 0; r < kHeight; ++r) {
+                        const float tap = tap_at(taps + r * next_tap);
+#pragma unroll
+                        for (int q = 0; q < kRows; ++q) sums[q] = tap * to_float(loaded[q + r]) + sums[q];
+                    }
+                    continue;
+                }
                 float window[kRows];
                 T loaded[kRows];
 #pragma unroll
@@ -256,9 +269,13 @@ void depthwise_any(const Conv2dParams& conv, void* stream) {
     const AnyParams p = plan_any(conv);
     with_dtype(conv.dtype, [&](auto type) {
         using T = decltype(type);
+        const int height = p.all.conv.kernel_height;
         const auto any = p.row_columns > 0 ? conv2d_depthwise_any<T, AnyWay::folds>
-                         : p.slides        ? conv2d_depthwise_any<T, AnyWay::slides>
-                                           : conv2d_depthwise_any<T, AnyWay::spreads>;
+                         : !p.slides       ? conv2d_depthwise_any<T, AnyWay::spreads>
+                         : height == 3     ? conv2d_depthwise_any<T, AnyWay::slides, 3>
+                         : height == 5     ? conv2d_depthwise_any<T, AnyWay::slides, 5>
+                         : height == 7     ? conv2d_depthwise_any<T, AnyWay::slides, 7>
+                                           : conv2d_depthwise_any<T, AnyWay::slides>;
         hipLaunchKernelGGL(any, dim3(depthwise_grid(p.all), 1, 1), dim3(kDepthwiseThreads, 1, 1), 0,
                            static_cast<hipStream_t>(stream), p);
     });

@@ -136,7 +136,8 @@ def _contiguous_depthwise_us(problem: Problem, card: Card, walks: bool) -> float
     if walks and _comes_by_planes(problem, card):
         return 2.6 + (2.6 if problem.stride[0] == 1 else 6.1) * outputs / 1e6 * 132 / units
     if not walks:  # fit 14 layers on an H100: 13 are within a fifth
-        each = 0.9 + 0.15 * taps + 0.6 * problem.kernel[1] if _slides_down(problem) else 1 + 0.4 * taps
+        known = 0.7 if problem.kernel[0] in (3, 5, 7) else 1  # rows of filters, by a kernel of their own
+        each = known * (0.9 + 0.15 * taps + 0.6 * problem.kernel[1]) if _slides_down(problem) else 1 + 0.4 * taps
         return 3.0 + 0.9 * bytes_us + each * outputs / 1e6 * 132 / units
     rows = problem.out_size[0] + (problem.kernel[0] - 1) / problem.stride[0]
     walked = planes * rows * 2 * -(-problem.out_size[1] // 2) * taps
