@@ -239,10 +239,9 @@ AnyParams plan_any(const Conv2dParams& conv) {
         for (Image* image : {&c.out, &c.residual}) image->row_stride = columns * image->column_stride;
     }
     // Rows are shared where the dilation is a multiple of the stride, if an image has room for half of a thread's outputs.
-    const int32_t apart = c.dilation_h / c.stride_h, outputs = (c.out_height + apart) / (apart + (apart == 0));
-    const bool shares = c.kernel_height > 1 && c.dilation_h % c.stride_h == 0 && 2 * outputs > kAnyRows;
-    p.slides = shares;
-    p.apart = shares ? apart : 1;
+    const int32_t apart = c.dilation_h / c.stride_h;
+    p.slides = c.kernel_height > 1 && c.dilation_h % c.stride_h == 0 && 2 * ceil_of(c.out_height, apart) >= kAnyRows;
+    p.apart = p.slides ? apart : 1;
     p.step = c.stride_h * p.apart;
     p.all = depthwise_blocks(c, false, 1, 1, 1);
     p.all.tiles = columns;
@@ -253,17 +252,7 @@ AnyParams plan_any(const Conv2dParams& conv) {
 
 }  // namespace
 
-// The kernel counts columns and rows, also those that it looks at beside the image, in 32 bits.
-bool depthwise_any_serves(const Conv2dParams& c) {
-    constexpr int64_t kLimit = int64_t{1} << 24;
-    const auto fits = [](int64_t in, int64_t out, int64_t taps, int64_t stride, int64_t dilation) {
-        return in < 8 * kLimit && out < kLimit && stride < kLimit / 64 && dilation < kLimit / 64 &&
-               stride * dilation < kLimit && taps * dilation + out * stride < 4 * kLimit;
-    };
-    return int64_t{c.kernel_height} * c.kernel_width < kLimit &&
-           fits(c.in_height, c.out_height, c.kernel_height, c.stride_h, c.dilation_h) &&
-           fits(c.in_width, c.out_width, c.kernel_width, c.stride_w, c.dilation_w);
-}
+bool depthwise_any_serves(const Conv2dParams& c) { return depthwise_counts_in_32_bits(c); }
 
 void depthwise_any(const Conv2dParams& conv, void* stream) {
     const AnyParams p = plan_any(conv);

@@ -42,7 +42,7 @@ struct ColumnsShape {
     static constexpr bool kCopies = kCopiesPastRegisters && kUnitBytes >= 4;
     static constexpr int kChunks = kCopies ? 3 : 2;
     static constexpr int kLds = kChunks * kChunkBytes;
-    // Outputs of a block of a plane, at least: other kernels begin faster.
+    // Outputs that a block makes of each plane, at least: other kernels begin faster.
     static constexpr int kLeastOutputs = kTaps == 3 ? 180 : kTaps == 5 ? 80 : 30;
     // Blocks of a compute unit that registers and LDS have room for.
     static constexpr int kByRegisters = (kTaps == 3 ? 4 : kTaps == 5 ? 3 : 2) * 256 / kColumnsThreads;
@@ -62,8 +62,8 @@ struct ColumnsParams {
     int32_t pitch, lead, first;
     int32_t rows, block_rows;  // of outputs: of all planes, and of a block
     bool has_pairs;            // a thread's two columns of outputs are one word, or two of float32
-    SmallDivisor divide_by_threads, divide_by_units, divide_by_block_units,
-        divide_by_planes;  // the last of planes and one more
+    SmallDivisor divide_by_threads, divide_by_units, divide_by_block_units;
+    SmallDivisor divide_by_planes;  // of a block, and one more
     Divisor divide_by_height, divide_by_batch, divide_by_tiles;
 };
 

@@ -29,7 +29,7 @@ bool depthwise_walk_serves(const Conv2dParams& c) {
 
 const char* conv2d_depthwise_refusal(const Conv2dParams& c, const Conv2dPlan&) {
     if (c.groups != c.in_channels) return "a group for each channel of x (groups == in_channels)";
-    return depthwise_any_serves(c) ? nullptr : "images of fewer than 2^24 rows and columns";
+    return depthwise_walk_serves(c) || depthwise_any_serves(c) ? nullptr : "images of fewer than 2^24 rows and columns";
 }
 
 void conv2d_depthwise(const Conv2dParams& c, const Conv2dPlan&, void* /*workspace*/, void* stream) {

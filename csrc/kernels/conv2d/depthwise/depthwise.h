@@ -126,6 +126,18 @@ HIPCONV_INLINE void load_and_store(int count, Load load, Store store) {
 // Tells whether lanes lie along channels: where the result is denser along them.
 inline bool depthwise_lies_across(const Conv2dParams& c) { return c.out.channel_stride < c.out.column_stride; }
 
+// Tells whether 32 bits count columns and rows, also those beside the image that a kernel looks at.
+inline bool depthwise_counts_in_32_bits(const Conv2dParams& c) {
+    constexpr int64_t kLimit = int64_t{1} << 24;
+    const auto fits = [](int64_t in, int64_t out, int64_t taps, int64_t stride, int64_t dilation) {
+        return in < kLimit && out < kLimit && stride < kLimit / 64 && dilation < kLimit / 64 && stride * dilation < kLimit &&
+               taps * dilation + out * stride < 4 * kLimit;
+    };
+    return int64_t{c.kernel_height} * c.kernel_width < kLimit &&
+           fits(c.in_height, c.out_height, c.kernel_height, c.stride_h, c.dilation_h) &&
+           fits(c.in_width, c.out_width, c.kernel_width, c.stride_w, c.dilation_w);
+}
+
 // Tells whether the strides along images and rows, and the first address, are multiples of so many elements.
 inline bool rows_begin_at_multiples(const Image& image, int elements, int bytes) {
     return reinterpret_cast<uint64_t>(image.data) % static_cast<unsigned>(elements * bytes) == 0 &&

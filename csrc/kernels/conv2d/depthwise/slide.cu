@@ -332,18 +332,7 @@ SlideParams slide_plan(const Conv2dParams& c, int columns, int64_t compute_units
 
 }  // namespace
 
-// The kernel counts columns and rows, also those that it looks at beside the image, in 32 bits.
-bool depthwise_slide_serves(const Conv2dParams& c) {
-    if (!depthwise_lies_across(c)) return false;
-    constexpr int64_t kLimit = int64_t{1} << 24;
-    const auto fits = [](int64_t in, int64_t out, int64_t taps, int64_t stride, int64_t dilation) {
-        return in < kLimit && out < kLimit && stride < kLimit / 64 && dilation < kLimit / 64 && stride * dilation < kLimit &&
-               taps * dilation + out * stride < 4 * kLimit;
-    };
-    return int64_t{c.kernel_height} * c.kernel_width < kLimit &&
-           fits(c.in_height, c.out_height, c.kernel_height, c.stride_h, c.dilation_h) &&
-           fits(c.in_width, c.out_width, c.kernel_width, c.stride_w, c.dilation_w);
-}
+bool depthwise_slide_serves(const Conv2dParams& c) { return depthwise_lies_across(c) && depthwise_counts_in_32_bits(c); }
 
 void depthwise_slide(const Conv2dParams& conv, void* stream) {
     const int64_t units = compute_units_here();

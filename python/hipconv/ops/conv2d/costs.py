@@ -103,9 +103,8 @@ def _comes_by_planes(problem: Problem, card: Card) -> bool:
 
 def _slides_down(problem: Problem) -> bool:
     """Tell whether outputs of a thread of contiguous images share rows of x, where nothing walks."""
-    apart = problem.dilation[0] // problem.stride[0]
-    shares = problem.kernel[0] > 1 and problem.dilation[0] % problem.stride[0] == 0
-    return shares and (problem.out_size[0] + apart) // apart > 4
+    apart, rest = divmod(problem.dilation[0], problem.stride[0])
+    return problem.kernel[0] > 1 and rest == 0 and -(-problem.out_size[0] // apart) >= 4
 
 
 def _comes_by_columns(problem: Problem, card: Card) -> bool:
