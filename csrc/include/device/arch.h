@@ -80,8 +80,8 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //       (NVIDIA; AMD has more registers for loads under way). Nothing waits for it, and there is no branch
 //   load_past_first_cache(from): 16 bytes as the second cache has them, whatever the first one of an NVIDIA card holds
 //   sync_wave(): all lanes of a wave see what each has written to LDS, and their reads before it are done
-//   copy_later(to, from, zeros): copies 16 or 4 bytes to LDS past the registers, where kCopiesPastRegisters, while the thread
-//       goes on. With `zeros`, it writes zero bytes, and `from` may be any address
+//   copy_later(to, from, zeros): copies 16, 8 or 4 bytes to LDS past the registers, where kCopiesPastRegisters, while the
+//       thread goes on. With `zeros`, it writes zero bytes, and `from` may be any address
 //   copy_later_if(wanted, to, from): the same of 16 bytes, by a predicate: copies that stand behind each other stay so
 //   copy_later(to, from): the same with 8 bytes, or with 4
 //   close_copies(): the copies asked for since the last call become a group, which may be empty

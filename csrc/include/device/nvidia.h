@@ -160,22 +160,18 @@ HIPCONV_INLINE void copy_later(uint32_t* to, const void* from) {
     (void)to, (void)from;
 #endif
 }
-HIPCONV_INLINE void copy_later(uint32_t* to, const void* from, bool zeros) {
+template <int kBytes>
+HIPCONV_INLINE void copy_few_later(void* to, const void* from, bool zeros) {
 #if defined(HIPCONV_HAS_MMA_SYNC)
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from), "r"(zeros ? 0 : 4) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(kBytes), "r"(zeros ? 0 : kBytes)
+                 : "memory");
 #else
     (void)to, (void)from, (void)zeros;
 #endif
 }
-HIPCONV_INLINE void copy_later(uint2* to, const void* from, bool zeros) {
-#if defined(HIPCONV_HAS_MMA_SYNC)
-    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(address), "l"(from), "r"(zeros ? 0 : 8) : "memory");
-#else
-    (void)to, (void)from, (void)zeros;
-#endif
-}
+HIPCONV_INLINE void copy_later(uint32_t* to, const void* from, bool zeros) { copy_few_later<4>(to, from, zeros); }
+HIPCONV_INLINE void copy_later(uint2* to, const void* from, bool zeros) { copy_few_later<8>(to, from, zeros); }
 HIPCONV_INLINE void copy_later(uint2* to, const void* from) {
 #if defined(HIPCONV_HAS_MMA_SYNC)
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));

@@ -181,6 +181,15 @@ class ColumnsSource {
     Unit units_[Shape::kCopies ? 1 : Shape::kRowsOfX][Shape::kCopies ? 1 : Shape::kLoads];
 };
 
+// Calls run(T{}) with the type of a call's elements, of kBytes each.
+template <int kBytes, typename Run>
+HIPCONV_INLINE void with_type(DType dtype, const Run& run) {
+    if constexpr (kBytes == 4)
+        run(float{});
+    else
+        dtype == DType::bf16 ? run(bf16{}) : run(f16{});
+}
+
 // The columns of a row of x that a thread sees, which it reads by pairs.
 template <typename Shape>
 struct ColumnsSeen {
@@ -191,14 +200,10 @@ struct ColumnsSeen {
         Memory words[Shape::kPairs];
 #pragma unroll
         for (int s = 0; s < Shape::kPairs; ++s) words[s] = reinterpret_cast<const Memory*>(row)[s];
-        const auto convert = [&](auto like) {
+        with_type<Shape::kBytes>(dtype, [&](auto like) {
 #pragma unroll
             for (int s = 0; s < Shape::kPairs; ++s) pairs[s] = pair_of<decltype(like)>(words[s], 0);
-        };
-        if constexpr (Shape::kBytes == 4)
-            convert(float{});
-        else
-            dtype == DType::bf16 ? convert(bf16{}) : convert(f16{});
+        });
     }
     HIPCONV_INLINE float operator[](int column) const {
         const Pair pair = pairs[(column + Shape::kSkipped) / 2];
@@ -257,12 +262,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kColumnsThreads, (ColumnsShape<kBytes, kTa
             const char* const from = static_cast<const char*>(c.weight.data) + int64_t{k} * (kAllTaps * kBytes);
 #pragma unroll
             for (int i = 0; i < kAllTaps; ++i) {
-                if constexpr (kBytes == 4) {
-                    taps[i] = global_pointer<const float>(from)[i];
-                } else {
-                    const uint16_t bits = global_pointer<const uint16_t>(from)[i];
-                    taps[i] = c.dtype == DType::bf16 ? to_float(bf16{bits}) : to_float(f16{bits});
-                }
+                with_type<kBytes>(c.dtype,
+                                  [&](auto like) { taps[i] = to_float(global_pointer<const decltype(like)>(from)[i]); });
                 in_a_register(taps[i]);
             }
             bias = c.bias ? load_parameter(global_pointer<void>(c.bias), k * c.bias_stride, c.bias_dtype) : 0.0f;
@@ -295,7 +296,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kColumnsThreads, (ColumnsShape<kBytes, kTa
                 results[i] = make_pair(sums[0][0], sums[0][1]);
             }
             if (p.conv.activation != Conv2dActivation::none) activate_pairs(results, p.conv.activation);
-            const auto store = [&](auto like) {
+            with_type<kBytes>(p.conv.dtype, [&](auto like) {
                 using T = decltype(like);
 #pragma unroll
                 for (int i = 0; i < kSteps; ++i) {
@@ -310,11 +311,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kColumnsThreads, (ColumnsShape<kBytes, kTa
                     }
                     out += out_pitch;
                 }
-            };
-            if constexpr (kBytes == 4)
-                store(float{});
-            else
-                p.conv.dtype == DType::bf16 ? store(bf16{}) : store(f16{});
+            });
             chunk = chunk == kLastChunk ? 0 : chunk + Shape::kChunkBytes;
             if constexpr (!Shape::kCopies) {
                 source.store(all + chunk);
@@ -334,17 +331,21 @@ template <typename Shape>
 int64_t cut_columns(ColumnsParams& p) {
     const Conv2dParams& c = p.conv;
     constexpr int64_t kColumns = Shape::kColumns, kStride = Shape::kStride, kSkipped = Shape::kSkipped, kUnit = Shape::kUnit;
-    const int64_t lanes = wave_size_here(), most = kColumnsThreads;
+    const int64_t lanes = wave_size_here(), compute_units = compute_units_here(), most = kColumnsThreads;
     // A tile of columns: all of them, or as many as a block has threads for, those that load the columns beside it included.
     p.tiles =
         static_cast<int32_t>(c.out_width <= most * kColumns ? 1 : ceil_of(c.out_width, (most - Shape::kTaps - 1) * kColumns));
     if (p.tiles > 1 && Shape::kUnitBytes == 16) return 0;
+    // A block that had one plane alone would make so many outputs of it; one of several planes makes fewer of each.
+    const int64_t rows_of_planes = int64_t{c.out_channels} * p.tiles * c.batch * c.out_height;
+    if ((rows_of_planes / (compute_units * Shape::kBlocks) + 1) * c.out_width < Shape::kLeastOutputs) return 0;
     p.width = static_cast<int32_t>(round_up(ceil_of(c.out_width, p.tiles), kColumns));
     p.threads = static_cast<int32_t>(p.width / kColumns);
     const int64_t padding = c.pad_left + kSkipped, window = kSkipped + (p.width - 1) * kStride + Shape::kTaps;
     // A zero beside one tile is an element of x in the tile beside it.
     const int64_t lead = p.tiles == 1 ? round_up(padding, kUnit) : 0, first = p.tiles == 1 ? lead - padding : 0;
-    const int64_t seen = p.tiles == 1 && c.in_width < window - padding ? c.in_width : p.tiles == 1 ? window - padding : window;
+    const int64_t of_image = c.in_width < window - padding ? c.in_width : window - padding,
+                  seen = p.tiles == 1 ? of_image : window;
     if (seen <= 0 || first % 2 != 0 || (p.tiles > 1 && padding % kUnit != 0)) return 0;
     p.lead = static_cast<int32_t>(lead);
     p.first = static_cast<int32_t>(first);
@@ -367,7 +368,7 @@ int64_t cut_columns(ColumnsParams& p) {
     const int64_t rows = int64_t{p.groups} * p.tiles * c.batch * c.out_height;
     if (rows >= int64_t{1} << 30) return 0;
     // Blocks have as many rows each, or whole planes, where that is less work: to begin in the middle of one takes steps.
-    const int64_t resident = int64_t{compute_units_here()} * (Shape::kBlocks * most / best), even = ceil_of(rows, resident);
+    const int64_t resident = compute_units * (Shape::kBlocks * most / best), even = ceil_of(rows, resident);
     const int64_t planes = even / c.out_height, whole = round_up(even, c.out_height), rest = even - planes * c.out_height;
     const auto chunks_of = [&](int64_t of_run) { return ceil_of(of_run + Shape::kRows - 1, int64_t{Shape::kSteps}); };
     const int64_t of_parts = planes * chunks_of(c.out_height) + 2 * chunks_of((rest + 1) / 2);
