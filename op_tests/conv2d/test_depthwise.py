@@ -70,6 +70,15 @@ SHAPES = [
     *(depthwise(5, 8, 9, 3, 4, (3, 2, 4, 1), padding_mode=mode) for mode in ("reflect", "replicate", "circular")),
     depthwise(4, 6, 6, 5, 5, 2, padding_mode="reflect"),
 ]
+# Most outputs see nothing beyond the image: kernels of zeros make them, and another one the frame.
+FRAMED = [
+    depthwise(5, 20, 23, 3, 3, 1, padding_mode="reflect", has_residual=True),
+    depthwise(6, 17, 30, 5, 5, (2, 1, 0, 3), multiplier=2, padding_mode="replicate"),
+    depthwise(4, 31, 29, 7, 7, 3, stride=(2, 2), padding_mode="circular"),
+    depthwise(3, 26, 24, 4, 2, (2, 1, 1, 0), dilation=(2, 3), padding_mode="reflect"),
+    depthwise(3, 1, 70, 1, 9, (0, 8), padding_mode="circular", has_residual=True),
+    depthwise(4, 25, 28, 3, 3, 0, padding_mode="reflect"),
+]
 
 
 # With one compute unit, as simt has, these are too many outputs for a row of them a thread: threads walk down x.
@@ -98,20 +107,20 @@ def assert_exact(case: Case, device: torch.device, algorithm: str) -> None:
 
 
 def test_sums_of_small_integers_are_exact(device: torch.device) -> None:
-    for case in variants(SHAPES + WALKED):
+    for case in variants(SHAPES + WALKED + FRAMED):
         assert_exact(case, device, "depthwise")
 
 
 def test_bands_make_the_same_sums(device: torch.device) -> None:
     """The algorithm `depthwise_banded` serves contiguous images. Sums of small integers are exact."""
-    for number, case in enumerate(case for case in SHAPES + WALKED if case.padding_mode == "zeros"):
+    for number, case in enumerate([*(case for case in SHAPES + WALKED if case.padding_mode == "zeros"), *FRAMED]):
         case = case._replace(dtype=(torch.bfloat16, torch.float16)[number % 2], layout="nchw")
         assert_exact(case, device, "depthwise_banded")
 
 
 def test_rolling_sums_are_the_same(device: torch.device) -> None:
     """The algorithm `depthwise_rolling` serves contiguous images, too: rows of even and of odd length."""
-    for number, case in enumerate(case for case in SHAPES + WALKED if case.padding_mode == "zeros"):
+    for number, case in enumerate([*(case for case in SHAPES + WALKED if case.padding_mode == "zeros"), *FRAMED]):
         reaches = [(taps - 1) * dilation + 1 for taps, dilation in zip((case.R, case.S), case.dilation, strict=True)]
         if max(reaches) <= 11 and case.stride in ((1, 1), (2, 2)):
             case = case._replace(dtype=(torch.bfloat16, torch.float16)[number % 2], layout="nchw")
@@ -120,8 +129,9 @@ def test_rolling_sums_are_the_same(device: torch.device) -> None:
 
 def test_strips_make_the_same_sums(device: torch.device) -> None:
     """The algorithm `depthwise_strips` serves channels_last images of whole vectors of channels."""
-    for number, case in enumerate(SHAPES + WALKED):
-        taps_fit = case.padding_mode == "zeros" and case.C == case.K and case.stride in ((1, 1), (2, 2))
+    for number, case in enumerate(SHAPES + WALKED + FRAMED):
+        has_more = case.padding_mode != "zeros" or case.has_residual
+        taps_fit = case.C == case.K and case.stride in ((1, 1), *([] if has_more else [(2, 2)]))
         if taps_fit and max(case.R, case.S) <= 7 and case.dilation == (1, 1):
             dtype = (torch.bfloat16, torch.float16)[number % 2]
             case = case._replace(C=case.C * 8, K=case.K * 8, groups=case.C * 8, dtype=dtype, layout="nhwc")
@@ -152,6 +162,7 @@ def test_few_outputs_take_a_row_a_thread_and_many_walk(layout: str) -> None:
         others = [case for case in SHAPES[24:] if case.R % 2 == 0 or max(case.dilation) > 1 or case.padding_mode != "zeros"]
         name = "slide" if layout == "nhwc" else "any"
         assert all(kernels(case) == [name] for case in others)
+        assert [kernels(case)[-1] for case in FRAMED] == [*["frame"] * 5, kernels(FRAMED[5]._replace(padding_mode="zeros"))[-1]]
 
 
 def test_what_follows_the_sum_and_every_dtype_of_it(device: torch.device) -> None:

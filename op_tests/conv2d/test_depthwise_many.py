@@ -111,6 +111,25 @@ def test_sums_of_small_integers_are_exact(device: torch.device) -> None:
         assert torch.equal(out, reference_of(arguments).to(case.dtype)), case
 
 
+def test_residuals_and_paddings_are_exact(device: torch.device) -> None:
+    """What reads a residual as it reads x, and finds rows and columns beside the image elsewhere in it."""
+    for number, original in enumerate(on_device(device)):
+        case = original._replace(activation=("relu", "none")[number % 2], has_residual=number % 3 != 1)
+        if number % 3 != 0:
+            reflects = all(max(of) < size for of, size in zip(case.sides, (case.H, case.W), strict=True))
+            case = case._replace(padding_mode=("circular", "reflect")[number // 3 % 2] if reflects else "replicate")
+        arguments = of_integers(case, device)
+        expected = reference_of(arguments).to(case.dtype)
+        arguments["x"], _ = within(arguments["x"], torch.nan, 16, 0)
+        if case.has_residual:
+            arguments["residual"], _ = within(arguments["residual"], torch.nan, 16, 0)
+        out, buffer = within(torch.full_like(expected, 7.0), 42.0, 16, 0)
+        hipconv.conv2d(**arguments, algorithm="depthwise", out=out)
+        assert torch.equal(out, expected), case
+        out.fill_(42.0)
+        assert (buffer == 42.0).all(), case
+
+
 def kernels_of(case: Case, **more: object) -> list[str]:
     arguments = of_integers(case, torch.device("cpu")) | more
     return launches_of(lambda: hipconv.conv2d(**arguments, algorithm="depthwise"))
@@ -130,10 +149,18 @@ def test_they_take_calls_of_many_outputs(way: str) -> None:
             case = original._replace(dtype=dtype, layout=layout)
             turned = of_integers(case, torch.device("cpu"))["weight"].mT.contiguous().mT
             assert kernels_of(case._replace(N=1, H=2)) == ["row"]
-            assert kernels_of(case._replace(has_residual=True)) == ["walk"]
+            assert kernels_of(case._replace(has_residual=True)) == kernels_of(case)
+            apart = case._replace(has_residual=True, dtype=single if dtype == half else half).inputs(torch.device("cpu"))[
+                "residual"
+            ]
+            assert kernels_of(case, residual=apart) == ["walk"]  # is of another type than the result
             assert kernels_of(case, out_dtype=single if dtype == half else half) == ["walk"]
             assert kernels_of(case, weight=turned) == ["walk"]
         case = RING[0]._replace(dtype=torch.bfloat16, layout="nhwc")
+        assert kernels_of(case._replace(padding_mode="reflect")) == ["ring"]
+        assert kernels_of(RING[6]._replace(dtype=torch.bfloat16, layout="nhwc", has_residual=True)) == ["walk"]  # stride 2
+        assert kernels_of(PLANES[0]._replace(dtype=half, layout="nchw", padding_mode="reflect")) == ["planes", "frame"]
+        assert kernels_of(COLUMNS[0]._replace(dtype=single, layout="nchw", padding_mode="circular")) == ["columns", "frame"]
         assert kernels_of(case._replace(C=124, K=124, groups=124)) == ["walk"]  # 8 elements are a vector
         case = PLANES[0]._replace(dtype=torch.bfloat16, layout="nchw")
         assert kernels_of(case._replace(W=10)) == ["walk"]  # rows of whole words

@@ -46,6 +46,11 @@ CASES = [
     rolling((2, 3, 10, 18), (5, 5), padding=SAME5, x_layout="nchw", out_layout="nchw0"),
     rolling((2, 3, 6, 1), (3, 3), padding=SAME3, x_layout="nhwc"),
     rolling((2, 2, 22, 40), (11, 11), padding=(5, 5, 5, 5), stride=(2, 2), activation="relu"),
+    rolling((2, 3, 14, 14), (3, 3), padding=SAME3, residual=True, bias=True, activation="relu"),
+    rolling((3, 2, 13, 19), (5, 5), padding=SAME5, residual=True),
+    rolling((1, 3, 30, 26), (7, 7), padding=SAME7, residual=True, mode="reflect", x_layout="nchw", out_layout="nchw"),
+    rolling((2, 2, 17, 20), (3, 3), padding=(1, 2, 0, 1), mode="circular", each=2, bias=True, activation="relu"),
+    rolling((2, 2, 25, 30), (5, 5), padding=SAME5, stride=(2, 2), mode="replicate"),
 ]  # fmt: skip
 
 

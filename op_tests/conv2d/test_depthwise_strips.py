@@ -37,6 +37,10 @@ CASES = [
     strips((2, 8, 40, 1), (7, 1), padding=(3, 3, 0, 0)),
     strips((1, 8, 5, 6), (3, 3), padding=(4, 5, 4, 6), bias=True, activation="relu"),
     strips((2, 8, 30, 7), (1, 1), stride=(2, 2)),
+    strips((3, 40, 9, 9), (5, 5), padding=SAME5, residual=True, bias=True, activation="relu"),
+    strips((2, 24, 14, 19), (7, 7), padding=SAME7, residual=True, mode="reflect"),
+    strips((5, 8, 7, 7), (3, 3), padding=(1, 2, 0, 1), mode="circular", bias=True, activation="relu"),
+    strips((1, 16, 21, 33), (5, 5), padding=(3, 2, 4, 1), mode="replicate"),
 ]  # fmt: skip
 
 

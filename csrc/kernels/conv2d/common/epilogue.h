@@ -103,6 +103,26 @@ HIPCONV_INLINE void load_each(float (&v)[kCount], const void* base, int64_t firs
     });
 }
 
+// Adds elements of a type known only at run time to the first `count` of v; all of them are under way at once.
+template <int kCount>
+HIPCONV_INLINE void add_each(float (&v)[kCount], int count, const void* base, int64_t first, int64_t stride, DType dtype) {
+    with_dtype(dtype, [&](auto type) {
+        using T = decltype(type);
+        const auto* from = global_pointer<const T>(base) + first;
+        T loaded[kCount];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            loaded[i] = *from;
+            if (i + 1 < count) from += stride;
+        }
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            const float value = to_float(loaded[i]);
+            v[i] += sizeof(T) == 4 ? canonical_nan(value) : value;
+        }
+    });
+}
+
 // Makes and stores one output from its finished sum, at the offsets that out_at() and residual_at() give. `Params` is
 // Conv2dParams, or a kernel's own with the same members; the struct may be one that first_parameter_again gave.
 template <typename Params, typename OutAt, typename ResidualAt>

@@ -31,11 +31,8 @@ HIPCONV_INLINE void store_rows(const AnyParams& parameter, float (&v)[kAnyRows],
     const AnyParams& p = first_parameter_again(parameter);
     const Conv2dParams& c = p.all.conv;
     if (p.all.has_residual) {
-        const void* const data = global_pointer<void>(c.residual.data);
         const int64_t first = offset_in(c.residual, n, k, row, column);
-#pragma unroll
-        for (int q = 0; q < kAnyRows; ++q)
-            if (q < rows) v[q] += load_parameter(data, first + q * p.apart * c.residual.row_stride, c.residual_dtype);
+        add_each(v, rows, c.residual.data, first, p.apart * c.residual.row_stride, c.residual_dtype);
     }
     with_activation(c.activation, [&](Conv2dActivation kind) {
 #pragma unroll

@@ -7,6 +7,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/epilogue.h"
+#include "../common/residual.h"
 #include "filters.h"
 #include "kernels.h"
 #include "launch/check.h"
@@ -42,8 +43,9 @@ struct ColumnsShape {
     static constexpr bool kCopies = kCopiesPastRegisters && kUnitBytes >= 4;
     static constexpr int kChunks = kCopies ? 3 : 2;
     static constexpr int kLds = kChunks * kChunkBytes;
-    // Outputs that a block makes of each plane, at least: other kernels begin faster.
+    // Outputs that a block makes of each plane, at least, or products of a compute unit: other kernels begin faster.
     static constexpr int kLeastOutputs = kTaps == 3 ? 180 : kTaps == 5 ? 80 : 30;
+    static constexpr int64_t kLeastProducts = kTaps == 3 ? int64_t{1} << 40 : kTaps == 5 ? 150'000 : 75'000;
     // Blocks of a compute unit that registers and LDS have room for.
     static constexpr int kByRegisters = (kTaps == 3 ? 4 : kTaps == 5 ? 3 : 2) * 256 / kColumnsThreads;
     static constexpr int kByLds = (kCopiesPastRegisters ? 224 : 64) * 1024 / (kLds + 1024);
@@ -61,6 +63,7 @@ struct ColumnsParams {
     // Elements of LDS: of a plane, in front of its first unit, and in front of the first pair that its first thread reads.
     int32_t pitch, lead, first;
     int32_t rows, block_rows;  // of outputs: of all planes, and of a block
+    int64_t to_residual;       // bytes from an output to what is added to it
     bool has_pairs;            // a thread's two columns of outputs are one word, or two of float32
     SmallDivisor divide_by_threads, divide_by_units, divide_by_block_units;
     SmallDivisor divide_by_planes;  // of a block, and one more
@@ -295,19 +298,38 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kColumnsThreads, (ColumnsShape<kBytes, kTa
                 }
                 results[i] = make_pair(sums[0][0], sums[0][1]);
             }
+            const auto is_row = [&](int i) {
+                return static_cast<uint32_t>(t + i - (kRows - 1)) < static_cast<uint32_t>(run.rows);
+            };
+            if (const ColumnsParams& again = first_parameter_again(p); again.conv.residual.data) {
+                with_type<kBytes>(p.conv.dtype, [&](auto like) {
+                    using T = decltype(like);
+                    const char* from = out + again.to_residual;
+                    T more[kSteps][kColumns] = {};
+#pragma unroll
+                    for (int i = 0; i < kSteps; ++i) {
+#pragma unroll
+                        for (int q = 0; q < kColumns; ++q)
+                            if (is_row(i) && columns > q) more[i][q] = global_pointer<const T>(from)[q];
+                        from += out_pitch;
+                    }
+#pragma unroll
+                    for (int i = 0; i < kSteps; ++i)
+                        results[i] = add(results[i], make_pair(to_float(more[i][0]), to_float(more[i][1])));
+                });
+            }
             if (p.conv.activation != Conv2dActivation::none) activate_pairs(results, p.conv.activation);
             with_type<kBytes>(p.conv.dtype, [&](auto like) {
                 using T = decltype(like);
 #pragma unroll
                 for (int i = 0; i < kSteps; ++i) {
-                    const bool is_row = static_cast<uint32_t>(t + i - (kRows - 1)) < static_cast<uint32_t>(run.rows);
                     if (p.has_pairs) {
                         Words<T, 2> words{};
                         set_pair<T>(words, 0, results[i]);
-                        if (is_row && columns > 0) store_global(out, words);
+                        if (is_row(i) && columns > 0) store_global(out, words);
                     } else {
-                        if (is_row && columns > 0) store_global(out, from_float<T>(low(results[i])));
-                        if (is_row && columns > 1) store_global(out + kBytes, from_float<T>(high(results[i])));
+                        if (is_row(i) && columns > 0) store_global(out, from_float<T>(low(results[i])));
+                        if (is_row(i) && columns > 1) store_global(out + kBytes, from_float<T>(high(results[i])));
                     }
                     out += out_pitch;
                 }
@@ -338,7 +360,9 @@ int64_t cut_columns(ColumnsParams& p) {
     if (p.tiles > 1 && Shape::kUnitBytes == 16) return 0;
     // A block that had one plane alone would make so many outputs of it; one of several planes makes fewer of each.
     const int64_t rows_of_planes = int64_t{c.out_channels} * p.tiles * c.batch * c.out_height;
-    if ((rows_of_planes / (compute_units * Shape::kBlocks) + 1) * c.out_width < Shape::kLeastOutputs) return 0;
+    const bool is_much =
+        rows_of_planes * c.out_width * (Shape::kTaps * Shape::kTaps) >= Shape::kLeastProducts * p.tiles * compute_units;
+    if (!is_much && (rows_of_planes / (compute_units * Shape::kBlocks) + 1) * c.out_width < Shape::kLeastOutputs) return 0;
     p.width = static_cast<int32_t>(round_up(ceil_of(c.out_width, p.tiles), kColumns));
     p.threads = static_cast<int32_t>(p.width / kColumns);
     const int64_t padding = c.pad_left + kSkipped, window = kSkipped + (p.width - 1) * kStride + Shape::kTaps;
@@ -382,7 +406,7 @@ int64_t cut_columns(ColumnsParams& p) {
     p.divide_by_height = divisor_of(static_cast<uint32_t>(c.out_height));
     p.divide_by_batch = divisor_of(static_cast<uint32_t>(c.batch));
     p.divide_by_tiles = divisor_of(static_cast<uint32_t>(p.tiles));
-    return even * c.out_width >= Shape::kLeastOutputs ? best : 0;
+    return is_much || even * c.out_width >= Shape::kLeastOutputs ? best : 0;
 }
 
 template <int kBytes, int kTaps, int kStride, int kUnitBytes>
@@ -392,6 +416,7 @@ bool launch_instance(const Conv2dParams& c, hipStream_t stream) {
     p.conv = c;
     const int64_t threads = cut_columns<Shape>(p);
     if (threads == 0) return false;
+    p.to_residual = bytes_to_residual(c);
     p.has_pairs = c.out_width % 2 == 0 && rows_begin_at_multiples(c.out, 2, kBytes) && c.out.channel_stride % 2 == 0;
     const unsigned blocks = static_cast<unsigned>(ceil_of(p.rows, p.block_rows));
     const auto columns = conv2d_depthwise_columns<kBytes, kTaps, kStride, kUnitBytes>;
@@ -423,7 +448,7 @@ bool launch_columns(const Conv2dParams& c, hipStream_t stream) {
 bool depthwise_columns(const Conv2dParams& c, void* on) {
     const hipStream_t stream = static_cast<hipStream_t>(on);
     if (c.kernel_height > 7 || (c.dtype != DType::f32 && c.in_width % 2 == 0) || c.out_channels != c.in_channels ||
-        c.out_dtype != c.dtype || c.residual.data || !has_dense_filters(c) || c.x.column_stride != 1 ||
+        c.out_dtype != c.dtype || !residual_lies_as_out(c) || !has_dense_filters(c) || c.x.column_stride != 1 ||
         c.out.column_stride != 1)
         return false;
     if (c.kernel_height == 3) return c.stride_h == 1 ? launch_columns<3, 1>(c, stream) : launch_columns<3, 2>(c, stream);

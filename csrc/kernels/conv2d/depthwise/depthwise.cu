@@ -2,6 +2,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/launchers.h"
+#include "frame.h"
 #include "kernels.h"
 
 namespace hipconv {
@@ -32,7 +33,9 @@ const char* conv2d_depthwise_refusal(const Conv2dParams& c, const Conv2dPlan&) {
     return depthwise_walk_serves(c) || depthwise_any_serves(c) ? nullptr : "images of fewer than 2^24 rows and columns";
 }
 
-void conv2d_depthwise(const Conv2dParams& c, const Conv2dPlan&, void* /*workspace*/, void* stream) {
+namespace {
+
+void run_depthwise(const Conv2dParams& c, void* stream) {
     if (!depthwise_walk_serves(c)) return depthwise_slide_serves(c) ? depthwise_slide(c, stream) : depthwise_any(c, stream);
     if (depthwise_planes(c, stream) || depthwise_columns(c, stream)) return;
     if (c.kernel_height == 3) return depthwise_walk_3(c, stream);
@@ -40,6 +43,17 @@ void conv2d_depthwise(const Conv2dParams& c, const Conv2dPlan&, void* /*workspac
     if (c.kernel_height == 7) return depthwise_walk_7(c, stream);
     if (c.kernel_height == 9) return depthwise_walk_9(c, stream);
     depthwise_walk_11(c, stream);
+}
+
+}  // namespace
+
+void conv2d_depthwise(const Conv2dParams& c, const Conv2dPlan&, void* /*workspace*/, void* stream) {
+    if (!depthwise_has_frame(c)) return run_depthwise(c, stream);
+    const Conv2dParams zeros = with_zeros(c);
+    if (depthwise_walk_serves(zeros) && depthwise_lies_across(c) && depthwise_ring(c, 1e30, stream)) return;
+    if (!depthwise_frame_pays(c)) return run_depthwise(c, stream);
+    run_depthwise(zeros, stream);
+    depthwise_frame(c, stream);
 }
 
 }  // namespace hipconv

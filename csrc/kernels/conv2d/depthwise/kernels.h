@@ -13,8 +13,9 @@ void depthwise_walk_7(const Conv2dParams& conv, void* stream);
 void depthwise_walk_9(const Conv2dParams& conv, void* stream);
 void depthwise_walk_11(const Conv2dParams& conv, void* stream);
 
-// This serves calls of those of many outputs of channels_last images, by 3 taps or by 5 with a stride of 2. It returns false,
-// and launches nothing, if it takes more than so many cycles by its estimate, or does not serve the call.
+// This serves calls of those of many outputs of channels_last images, by 3 taps or by 5 with a stride of 2; by 3 taps with a
+// stride of 1 also padding of any mode. It returns false, and launches nothing, if it takes more than so many cycles by its
+// estimate, or does not serve the call.
 bool depthwise_ring(const Conv2dParams& conv, double cycles, void* stream);
 
 // This serves many small contiguous images by 3 taps, where rows begin at no vector. It returns false, and launches nothing, if

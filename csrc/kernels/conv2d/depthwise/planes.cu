@@ -6,6 +6,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/epilogue.h"
+#include "../common/residual.h"
 #include "filters.h"
 #include "kernels.h"
 #include "launch/check.h"
@@ -31,7 +32,7 @@ struct PlanesParams {
     Divisor divide_by_strips, divide_by_segments, divide_by_channels;
 };
 
-template <typename T, int kStride>
+template <typename T, int kStride, bool kResidual>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, kPlanesBlocks) conv2d_depthwise_planes(PlanesParams p) {
     constexpr int kTaps = 3;
     constexpr int kBytes = sizeof(T), kColumns = kPlanesColumns, kReach = (kColumns - 1) * kStride + kTaps;
@@ -47,10 +48,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, kPlanesBlocks) conv2d_d
     char* const in = zeros + kPlanesZeros;
     char* const out = in + p.block_planes * p.in_bytes;
     wait_for_kernel_before();
-    {
-        const auto* const from = global_pointer<const Words4>(static_cast<const char*>(p.conv.x.data) + first * p.in_bytes);
-        Words4* const to = reinterpret_cast<Words4*>(in);
-        const int vectors = planes * p.in_bytes / 16;
+    const auto bring = [&](char* lds_of, const Image& image, int bytes) {
+        const auto* const from = global_pointer<const Words4>(static_cast<const char*>(image.data) + first * bytes);
+        Words4* const to = reinterpret_cast<Words4*>(lds_of);
+        const int vectors = planes * bytes / 16;
         if constexpr (kCopiesPastRegisters) {
 #pragma unroll 4
             for (int i = thread; i < vectors; i += kDepthwiseThreads) copy_later(to + i, from + i, false);
@@ -59,8 +60,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, kPlanesBlocks) conv2d_d
 #pragma unroll 4
             for (int i = thread; i < vectors; i += kDepthwiseThreads) to[i] = from[i];
         }
-        if (thread < kPlanesZeros / 16) lds[thread] = Words4{};
-    }
+    };
+    bring(in, p.conv.x, p.in_bytes);
+    if constexpr (kResidual) bring(out, p.conv.residual, p.out_bytes);  // each output takes its element's place
+    if (thread < kPlanesZeros / 16) lds[thread] = Words4{};
 
     const int items = planes / 2 * p.strips * p.segments;
     Pair taps[kAllTaps], bias;
@@ -132,6 +135,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, kPlanesBlocks) conv2d_d
             Pair results[kColumns];
 #pragma unroll
             for (int q = 0; q < kColumns; ++q) results[q] = sums[0][q];
+            if constexpr (kResidual) {
+#pragma unroll
+                for (int q = 0; q < kColumns; ++q) {
+                    if (q >= columns) continue;
+                    const Pair more = make_pair(to_float(*reinterpret_cast<const T*>(to + q * kBytes)),
+                                                to_float(*reinterpret_cast<const T*>(to + p.out_bytes + q * kBytes)));
+                    results[q] = add(results[q], more);
+                }
+            }
             if (p.conv.activation != Conv2dActivation::none) activate_pairs(results, p.conv.activation);
 #pragma unroll
             for (int q = 0; q < kColumns; ++q) {
@@ -162,7 +174,9 @@ bool is_dense(const Image& image, const Conv2dParams& c, int64_t height, int64_t
 
 template <typename T, int kStride>
 void launch_planes(const PlanesParams& p, hipStream_t stream) {
-    const auto planes = conv2d_depthwise_planes<T, kStride>;
+    auto planes = conv2d_depthwise_planes<T, kStride, false>;
+    if constexpr (kStride == 1)
+        if (p.conv.residual.data) planes = conv2d_depthwise_planes<T, kStride, true>;
     const int bytes = launch_shared_bytes(kPlanesZeros + p.block_planes * (p.in_bytes + p.out_bytes));
     const int64_t blocks = ceil_of(p.planes, int64_t{p.block_planes});
     HIPCONV_LAUNCH(true, planes, dim3(static_cast<unsigned>(blocks), 1, 1), dim3(kDepthwiseThreads, 1, 1), bytes, stream, p);
@@ -202,9 +216,9 @@ bool cut_planes(PlanesParams& p, int64_t compute_units) {
 }  // namespace
 
 bool depthwise_planes(const Conv2dParams& c, void* on) {
-    if (c.kernel_height != 3 || c.out_channels != c.in_channels || c.out_dtype != c.dtype || c.residual.data ||
+    if (c.kernel_height != 3 || c.out_channels != c.in_channels || c.out_dtype != c.dtype || !residual_lies_as_out(c) ||
         c.in_channels % 2 != 0 || !has_dense_filters(c) || !is_dense(c.x, c, c.in_height, c.in_width) ||
-        !is_dense(c.out, c, c.out_height, c.out_width))
+        !is_dense(c.out, c, c.out_height, c.out_width) || (c.residual.data && c.stride_h != 1))
         return false;
     PlanesParams p{};
     p.conv = c;

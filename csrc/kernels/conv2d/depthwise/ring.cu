@@ -8,6 +8,8 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/epilogue.h"
+#include "../common/padding.h"
+#include "../common/residual.h"
 #include "filters.h"
 #include "kernels.h"
 #include "launch/check.h"
@@ -52,6 +54,8 @@ struct RingParams {
     // Bytes from one row to the next, of columns, and of x from one vector of a lane to its next one.
     uint64_t x_row, out_row;
     uint32_t out_column, x_apart;
+    int64_t x_column;     // bytes from a column of x to the next
+    int64_t to_residual;  // bytes from an output to what is added to it
     Divisor divide_by_groups, divide_by_tiles, divide_by_segments;
 };
 
@@ -71,7 +75,8 @@ struct RingPlace {
 HIPCONV_INLINE int lane_of_thread() { return static_cast<int>(threadIdx.x) % kWaveSize; }
 
 // A lane's share of the rows of x: vectors of channels, each of one column.
-template <typename Shape>
+// `kMore`: padding of any mode.
+template <typename Shape, bool kMore>
 class RingSource {
   public:
     HIPCONV_INLINE RingSource(const RingParams& p, int first_channel, int first_place)
@@ -80,20 +85,34 @@ class RingSource {
     }
 
     // Begins to load the rows of the wave's next step, to the lane's place in a stage of the ring where the card can.
-    HIPCONV_INLINE void load(const RingParams& p, char* to) {
+    HIPCONV_INLINE void load(const RingParams& parameter, char* to) {
+        const RingParams& p = first_parameter_again(parameter);
 #pragma unroll
         for (int j = 0; j < Shape::kStride; ++j) {
-            const bool inside = static_cast<uint32_t>(row_ + j) < static_cast<uint32_t>(p.conv.in_height);
-            const int bytes = inside ? 16 : 0;
-#pragma unroll
-            for (int i = 0; i < Shape::kLoads; ++i) {
-                const char* const from = from_ + static_cast<uint64_t>(p.x_apart) * static_cast<uint32_t>(i);
+            const auto load_vector = [&](int i, const char* from, int bytes) {
                 const bool exists = bytes_[i] & bytes;
                 if constexpr (kCopiesPastRegisters) {
                     copy_later(reinterpret_cast<Words4*>(to + j * Shape::kRowBytes + i * (kWaveSize * 16)), from, !exists);
                 } else {
                     vectors_[j][i] = Words4{};
                     if (exists) vectors_[j][i] = *global_pointer<const Words4>(from);
+                }
+            };
+            const auto bytes_of = [&](int row) {
+                return static_cast<uint32_t>(row) < static_cast<uint32_t>(p.conv.in_height) ? 16 : 0;
+            };
+            if constexpr (!kMore) {
+                const int bytes = bytes_of(row_ + j);
+#pragma unroll
+                for (int i = 0; i < Shape::kLoads; ++i)
+                    load_vector(i, from_ + static_cast<uint64_t>(p.x_apart) * static_cast<uint32_t>(i), bytes);
+            } else {
+                const int row = padded_index_of(row_ + j, p.conv.in_height, p.conv.padding_mode), bytes = bytes_of(row);
+                const char* const here = from_ + static_cast<int64_t>(p.x_row) * (row - (row_ + j));
+#pragma unroll
+                for (int i = 0; i < Shape::kLoads; ++i) {
+                    const int64_t columns = int64_t{bytes_[i] >> kColumnBits} * p.x_column;
+                    load_vector(i, here + (static_cast<uint64_t>(p.x_apart) * static_cast<uint32_t>(i) + columns), bytes);
                 }
             }
             from_ += p.x_row;
@@ -116,6 +135,8 @@ class RingSource {
     }
 
   private:
+    static constexpr int kColumnBits = 5;
+
     // Behind the wave's last place there are zeros.
     HIPCONV_INLINE void go_to_place(const RingParams& p) {
         const Conv2dParams& c = p.conv;
@@ -131,16 +152,37 @@ class RingSource {
         for (int i = 0; i < Shape::kLoads; ++i) {
             const int column = i * Shape::kApart;
             const bool inside = static_cast<uint32_t>(first + column) < static_cast<uint32_t>(c.in_width);
-            bytes_[i] = is_place && channel < c.in_channels && inside && of_lane + column < Shape::kSeen ? 16 : 0;
+            const bool wanted = is_place && channel < c.in_channels && of_lane + column < Shape::kSeen;
+            bytes_[i] = wanted && inside ? 16 : 0;
+            if (!kMore || inside || !wanted) continue;
+            const int found = padded_index_of(first + column, c.in_width, c.padding_mode);
+            if (static_cast<uint32_t>(found) < static_cast<uint32_t>(c.in_width))
+                bytes_[i] = 16 | (found - (first + column)) * (1 << kColumnBits);
         }
         from_ = static_cast<const char*>(c.x.data) + offset_in(c.x, at.image, channel, row_, first) * Shape::kBytes;
     }
 
     const char* from_;  // the lane's first vector of the next row
     int place_, channel_, row_, steps_;
-    int bytes_[Shape::kLoads];  // of each vector that are in the image: 16 or 0
+    // Of each vector: the bytes that are in the image, 16 or 0, and how many columns from its own place padding finds it.
+    int bytes_[Shape::kLoads];
     Words4 vectors_[kCopiesPastRegisters ? 1 : Shape::kStride][kCopiesPastRegisters ? 1 : Shape::kLoads];
 };
+
+// Adds a lane's columns of a row of the residual, `columns` of them at most, all of which are under way at once.
+template <typename T, int kColumns>
+HIPCONV_INLINE void add_columns(Pair (&results)[kColumns], const char* from, uint32_t step, int columns) {
+    using Memory = Words<T, 2>;
+    Memory words[kColumns];
+#pragma unroll
+    for (int q = 0; q < kColumns; ++q) {
+        words[q] = Memory{};
+        if (q < columns)
+            words[q] = *global_pointer<const Memory>(from + static_cast<uint64_t>(step) * static_cast<uint32_t>(q));
+    }
+#pragma unroll
+    for (int q = 0; q < kColumns; ++q) results[q] = add(results[q], pair_of<T>(words[q], 0));
+}
 
 // Stores a lane's columns of a row of outputs, `columns` of them at most.
 template <typename T, int kColumns>
@@ -160,7 +202,8 @@ HIPCONV_INLINE void store_columns(const Pair (&results)[kColumns], char* out, ui
         if (q < columns) store(q);
 }
 
-template <typename T, int kTaps, int kStride, int kWaveColumns>
+// `kMore`: there is a residual, or padding that is not zeros.
+template <typename T, int kTaps, int kStride, int kWaveColumns, bool kMore>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, (RingShape<kTaps, kStride, sizeof(T), kWaveColumns>::kBlocks))
     conv2d_depthwise_ring(RingParams p) {
     constexpr int kBytes = sizeof(T);
@@ -182,7 +225,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, (RingShape<kTaps, kStri
     const char* const read = ring + lane / kChannelLanes * (kColumns * kStride * Shape::kColumnBytes) +
                              lane % kChannelLanes * static_cast<int>(sizeof(Memory));
 
-    RingSource<Shape> source(p, first_channel, first_place);
+    RingSource<Shape, kMore> source(p, first_channel, first_place);
     wait_for_kernel_before();
     source.load(p, written);
     if constexpr (kCopiesPastRegisters) {
@@ -250,16 +293,18 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, (RingShape<kTaps, kStri
             }
             stage = stage == kLastStage ? 0 : stage + Shape::kStageBytes;
             if (t < 0) continue;
-            if (p.conv.activation == Conv2dActivation::none) {
-                store_columns<T>(sums[0], out, p.out_column, columns);
+            const RingParams& anew = first_parameter_again(p);
+            if (anew.conv.activation == Conv2dActivation::none && (!kMore || !anew.conv.residual.data)) {
+                store_columns<T>(sums[0], out, anew.out_column, columns);
             } else {
                 Pair results[kColumns];
 #pragma unroll
                 for (int q = 0; q < kColumns; ++q) results[q] = sums[0][q];
-                activate_pairs(results, p.conv.activation);
-                store_columns<T>(results, out, p.out_column, columns);
+                if (kMore && anew.conv.residual.data) add_columns<T>(results, out + anew.to_residual, anew.out_column, columns);
+                activate_pairs(results, anew.conv.activation);
+                store_columns<T>(results, out, anew.out_column, columns);
             }
-            out += p.out_row;
+            out += anew.out_row;
         }
     }
 }
@@ -296,6 +341,9 @@ double cut_ring(RingParams& p, int32_t compute_units, double least) {
     return least;
 }
 
+// Tells whether a call needs a kernel with more than zeros around the image, which 3 taps with a stride of 1 have.
+bool wants_more(const Conv2dParams& c) { return c.residual.data || c.padding_mode != PaddingMode::zeros; }
+
 template <typename T, int kTaps, int kStride, int kWaveColumns>
 void launch_instance(RingParams& p, int lanes, hipStream_t stream) {
     constexpr int kBytes = sizeof(T);
@@ -305,13 +353,17 @@ void launch_instance(RingParams& p, int lanes, hipStream_t stream) {
         p.x_row = static_cast<uint64_t>(c.x.row_stride) * kBytes;
         p.out_row = static_cast<uint64_t>(c.out.row_stride) * kBytes;
         p.out_column = static_cast<uint32_t>(c.out.column_stride * kBytes);
+        p.x_column = c.x.column_stride * kBytes;
+        p.to_residual = bytes_to_residual(c);
         p.x_apart = static_cast<uint32_t>(Shape::kApart * c.x.column_stride * kBytes);
         p.divide_by_groups = divisor_of(static_cast<uint32_t>(p.groups));
         p.divide_by_tiles = divisor_of(static_cast<uint32_t>(p.tiles));
         p.divide_by_segments = divisor_of(static_cast<uint32_t>(p.segments));
         const int bytes = launch_shared_bytes(Shape::kLds);
         const unsigned blocks = static_cast<unsigned>(ceil_of(int64_t{p.waves} * p.groups, Shape::kWaves));
-        const auto ring = conv2d_depthwise_ring<T, kTaps, kStride, kWaveColumns>;
+        auto ring = conv2d_depthwise_ring<T, kTaps, kStride, kWaveColumns, false>;
+        if constexpr (kTaps == 3 && kStride == 1)
+            if (wants_more(c)) ring = conv2d_depthwise_ring<T, kTaps, kStride, kWaveColumns, true>;
         (void)hipFuncSetAttribute(reinterpret_cast<const void*>(ring), hipFuncAttributeMaxDynamicSharedMemorySize, bytes);
         HIPCONV_LAUNCH(true, ring, dim3(blocks, 1, 1), dim3(kDepthwiseThreads, 1, 1), bytes, stream, p);
         check_launch("conv2d");
@@ -346,8 +398,10 @@ bool launch_ring(const Conv2dParams& c, double cycles, hipStream_t stream) {
 // Tells whether the walking kernel's call has what this one needs: vectors of channels, all of one type, and dense filters.
 bool ring_serves(const Conv2dParams& c) {
     const int bytes = element_bytes(c.dtype), taps = c.kernel_height;
+    if (wants_more(c) && (taps != 3 || c.stride_h != 1)) return false;
     return (taps == 3 || (taps == 5 && c.stride_h == 2)) && c.out_channels == c.in_channels && c.out_dtype == c.dtype &&
-           !c.residual.data && has_dense_filters(c) && columns_are_vectors(c.x, c.in_channels, 16 / bytes, bytes) &&
+           residual_lies_as_out(c) && has_dense_filters(c) && columns_are_vectors(c.x, c.in_channels, 16 / bytes, bytes) &&
+           (c.padding_mode == PaddingMode::zeros || c.in_width < 1 << 25) &&
            columns_are_vectors(c.out, c.out_channels, 2, bytes);
 }
 

@@ -128,18 +128,15 @@ HIPCONV_INLINE void store_quads(const SlideParams& parameter, Pair (&v)[2 * kCol
     const int channels = c.out_channels - k < kQuad ? c.out_channels - k : kQuad;
     const int columns = (c.out_width - column + p.apart - 1) / p.apart;
     if (p.all.has_residual) {
-        const void* const data = global_pointer<void>(c.residual.data);
         const int64_t first = offset_in(c.residual, n, k, row, column);
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
             if (i >= columns) continue;
+            float of[kQuad] = {low(v[2 * i]), high(v[2 * i]), low(v[2 * i + 1]), high(v[2 * i + 1])};
             const int64_t at = first + i * p.apart * c.residual.column_stride;
-            float of[kQuad];
-#pragma unroll
-            for (int j = 0; j < kQuad; ++j)
-                of[j] = load_parameter(data, at + (j < channels ? j : 0) * c.residual.channel_stride, c.residual_dtype);
-            v[2 * i] = add(v[2 * i], make_pair(of[0], of[1]));
-            v[2 * i + 1] = add(v[2 * i + 1], make_pair(of[2], of[3]));
+            add_each(of, channels, c.residual.data, at, c.residual.channel_stride, c.residual_dtype);
+            v[2 * i] = make_pair(of[0], of[1]);
+            v[2 * i + 1] = make_pair(of[2], of[3]);
         }
     }
     if (c.activation != Conv2dActivation::none) activate_pairs(v, c.activation);

@@ -56,16 +56,15 @@ HIPCONV_INLINE void store_pairs(const DepthwiseParams& parameter, Pair (&v)[kCol
                                 int row, int column) {
     const DepthwiseParams& p = first_parameter_again(parameter);
     if (p.has_residual) {
-        const Conv2dParams& c = p.conv;
-        const void* const data = global_pointer<void>(c.residual.data);
-        const int64_t residual = offset_in(c.residual, n, k, row, column);
-        for (int i = 0; i < kColumns; ++i) {
-            if (i >= to.columns) continue;
-            const int64_t at = residual + i * c.residual.column_stride;
-            const int64_t next = to.channels > 1 ? at + c.residual.channel_stride : at;
-            v[i] =
-                add(v[i], make_pair(load_parameter(data, at, c.residual_dtype), load_parameter(data, next, c.residual_dtype)));
-        }
+        const Image& residual = p.conv.residual;
+        const int64_t first = offset_in(residual, n, k, row, column), next = to.channels > 1 ? residual.channel_stride : 0;
+        float of_first[kColumns], of_second[kColumns];
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) of_first[i] = low(v[i]), of_second[i] = high(v[i]);
+        add_each(of_first, to.columns, residual.data, first, residual.column_stride, p.conv.residual_dtype);
+        add_each(of_second, to.columns, residual.data, first + next, residual.column_stride, p.conv.residual_dtype);
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) v[i] = make_pair(of_first[i], of_second[i]);
     }
     if (p.conv.activation != Conv2dActivation::none) activate_pairs(v, p.conv.activation);
     const auto store = [&](auto type) {

@@ -20,12 +20,12 @@
 namespace hipconv {
 
 // Blocks of a compute unit, by the registers that taps and sums need.
-constexpr int walk_blocks(int taps, bool across, bool words) {
-    return taps == 3 ? (across ? (words ? 5 : 4) : 6) : taps == 5 ? (across ? (words ? 3 : 2) : 4) : 2;
+constexpr int walk_blocks(int taps, int stride, bool across, bool words) {
+    return taps == 3 ? (across ? (words ? 5 : 4) : 6) : taps == 5 ? (across ? (words || stride == 1 ? 3 : 2) : 4) : 2;
 }
 
 template <int kTaps, int kStride, bool kAcross, bool kWords>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcross, kWords))
+__global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kStride, kAcross, kWords))
     conv2d_depthwise_walk(DepthwiseParams p) {
     using Shape = RowShape<kTaps, kStride, kAcross, kWords>;
     constexpr int kColumns = Shape::kColumns;
@@ -141,7 +141,7 @@ inline bool even(int64_t number) { return number % 2 == 0; }
 // Returns the cycles.
 template <int kTaps, int kStride, bool kAcross>
 double choose_segments(DepthwiseParams& p, int64_t compute_units) {
-    constexpr int kRows = (kTaps + kStride - 1) / kStride, kBlocks = walk_blocks(kTaps, kAcross, true);
+    constexpr int kRows = (kTaps + kStride - 1) / kStride, kBlocks = walk_blocks(kTaps, kStride, kAcross, true);
     // These are costs of a step: of a wave that shares its SIMD with none, and for instructions alone. Of a block's begin.
     constexpr double kLatency = 700, kIssue = 1.2 * 2 * kWalkColumns<kTaps, kAcross> * kTaps * kTaps + 70, kStart = 2500;
     double least = 0;

@@ -2,6 +2,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/launchers.h"
+#include "../depthwise/frame.h"
 #include "../gemm/layout.h"
 #include "kernel.h"
 #include "launch/compute_units.h"
@@ -127,7 +128,7 @@ std::vector<Conv2dTile> conv2d_depthwise_banded_tiles(const std::string& arch, D
 const char* conv2d_depthwise_banded_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
     if (p.dtype == DType::f32 || p.out_dtype == DType::f32) return "x and out of 16-bit types";
     if (p.groups != p.in_channels) return "a group for each channel of x (groups == in_channels)";
-    if (p.padding_mode != PaddingMode::zeros && pads(p)) return "padding by zeros";
+    if (depthwise_has_frame(p) && !depthwise_frame_pays(p)) return "zeros around the image, or few outputs that see beyond it";
     if (!has_dense_planes(p.x, p.in_height, p.in_width) || !has_dense_planes(p.out, p.out_height, p.out_width))
         return "contiguous planes of x and out";
     constexpr int64_t kMost = 1 << 12;
@@ -158,6 +159,7 @@ void conv2d_depthwise_banded(const Conv2dParams& p, const Conv2dPlan&, void* /*w
         launch_banded<std::conditional_t<kHalvesShareKernels, f16, bf16>>(g, blocks, shared, stream);
     else
         launch_banded<f16>(g, blocks, shared, stream);
+    depthwise_frame(p, stream);
 }
 
 }  // namespace hipconv

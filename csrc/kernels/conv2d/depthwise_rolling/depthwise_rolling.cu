@@ -4,7 +4,9 @@
 #include <type_traits>
 
 #include "../common/launchers.h"
+#include "../common/residual.h"
 #include "../common/units.h"
+#include "../depthwise/frame.h"
 #include "../gemm/layout.h"
 #include "kernel.h"
 #include "launch/check.h"
@@ -68,6 +70,7 @@ void tile_strips(RollingParams& g, const Conv2dParams& p) {
     g.conv = p;
     g.conv.x.column_stride = 1;  // also of one column alone, which comes with any
     choose_kernel(g, p);
+    g.to_residual = bytes_to_residual(p);
     g.tiles = static_cast<int32_t>(ceil_of(p.out_width, kRollingColumns));
     const int64_t of_images = int64_t{p.batch} * g.tiles;
     const int64_t segments = segments_of(g, of_images);
@@ -127,8 +130,9 @@ std::vector<Conv2dTile> conv2d_depthwise_rolling_tiles(const std::string& arch, 
 const char* conv2d_depthwise_rolling_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
     if (p.dtype == DType::f32 || p.out_dtype == DType::f32) return "x and out of 16-bit types";
     if (p.groups != p.in_channels) return "a group for each channel of x (groups == in_channels)";
-    if (p.residual.data) return "no residual";
-    if (p.padding_mode != PaddingMode::zeros && pads(p)) return "padding by zeros";
+    if (p.residual.data && (p.stride_h != 1 || !residual_lies_as_out(p)))
+        return "no residual, or one of out's type and strides a multiple of 16 bytes from it, and strides of 1";
+    if (depthwise_has_frame(p) && !depthwise_frame_pays(p)) return "zeros around the image, or few outputs that see beyond it";
     if ((p.x.column_stride != 1 && p.in_width > 1) || (p.out.column_stride != 1 && p.out_width > 1))
         return "rows of x and out without gaps between their columns";
     RollingParams g{};
@@ -151,6 +155,7 @@ void conv2d_depthwise_rolling(const Conv2dParams& p, const Conv2dPlan&, void* /*
         launch_rolling<std::conditional_t<kHalvesShareKernels, f16, bf16>>(g, stream);
     else
         launch_rolling<f16>(g, stream);
+    depthwise_frame(p, stream);
 }
 
 }  // namespace hipconv

@@ -131,13 +131,45 @@ class RollingOutputs {
         }
     }
 
+    // Adds what lies `apart` bytes from the outputs of the next rows, of which the first has the number `row`.
+    template <int kNext>
+    HIPCONV_INLINE void add_residual(typename A::Sums* sums, DType dtype, int row, int64_t pitch, int64_t apart) const {
+        uint32_t words[kNext][A::kSums / 2];
+#pragma unroll
+        for (int i = 0; i < kNext; ++i) {
+#pragma unroll
+            for (int e = 0; e < A::kSums; e += 2) {
+                const char* const from = address(e) + (apart + i * pitch);
+                const auto exists = [&](int of) { return static_cast<uint32_t>(row + i) < static_cast<uint32_t>(rows_[of]); };
+                words[i][e / 2] = 0;
+                if constexpr (kWords) {
+                    if (exists(e)) words[i][e / 2] = *global_pointer<const uint32_t>(from);
+                } else {
+                    const auto* const elements = global_pointer<const uint16_t>(from);
+                    if (exists(e)) words[i][e / 2] = elements[0];
+                    if (exists(e + 1)) words[i][e / 2] |= uint32_t{elements[1]} << 16;
+                }
+            }
+        }
+        const auto add_as = [&](auto like) {
+#pragma unroll
+            for (int i = 0; i < kNext; ++i)
+#pragma unroll
+                for (int e = 0; e < A::kSums; e += 2) {
+                    const Pair both = unpack<decltype(like)>(words[i][e / 2]);
+                    sums[i][e] += low(both);
+                    sums[i][e + 1] += high(both);
+                }
+        };
+        dtype == DType::bf16 ? add_as(bf16{}) : add_as(f16{});
+    }
+
     // Writes the next row, of number `row`; those in front of the first one are none.
     HIPCONV_INLINE void write(const typename A::Sums& sums, DType dtype, int row, int64_t pitch) {
 #pragma unroll
         for (int e = 0; e < A::kSums; e += 2) {
             const uint32_t both = rounded_pair(dtype, make_pair(sums[e], sums[e + 1]));
-            const int of_row = A::sum_row(e) * (A::kSums / A::kRows);
-            const char* const to = to_[A::sum_row(e)] + (A::sum_column(0, e) - A::sum_column(0, of_row)) * 2;
+            const char* const to = address(e);
             const auto exists = [&](int of) { return static_cast<uint32_t>(row) < static_cast<uint32_t>(rows_[of]); };
             if constexpr (kWords) {
                 if (exists(e)) *global_pointer<uint32_t>(to) = both;
@@ -155,6 +187,12 @@ class RollingOutputs {
     }
 
   private:
+    // Where sum e of the next row goes.
+    HIPCONV_INLINE const char* address(int e) const {
+        const int of_row = A::sum_row(e) * (A::kSums / A::kRows);
+        return to_[A::sum_row(e)] + (A::sum_column(0, e) - A::sum_column(0, of_row)) * 2;
+    }
+
     const char* to_[A::kRows];
     int rows_[A::kSums];  // of outputs, 0 in columns beside the image
 };
@@ -223,9 +261,7 @@ HIPCONV_INLINE void make_strips_again(const RollingParams& p, int first, int cha
 #pragma unroll 1
         for (int row = strip.row; row < strip.row + strip.rows; ++row) {
             float sum = depthwise_by_formula(c, strip.image, channel, filter, row, column);
-            if (c.bias) sum += load_parameter(global_pointer<void>(c.bias), filter * c.bias_stride, c.bias_dtype);
-            store_rounded(c.out.data, offset_in(c.out, strip.image, filter, row, column), c.out_dtype,
-                          activate(sum, c.activation));
+            conv2d_store(c, strip.image, filter, row, column, sum);
         }
     }
 }
@@ -270,6 +306,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kSt
         const int behind = more.segment_rows, lead = more.lead, count = more.strips;
         const DType dtype = more.conv.dtype, out_dtype = more.conv.out_dtype;
         const Conv2dActivation activation = more.conv.activation;
+        constexpr int kAtOnce = kAhead < 2 ? 1 : 2;               // rows of the residual: registers have no room for more
+        constexpr bool kClampsEarly = kStride > 1 || !kOutWords;  // which of two ways leaves registers, and time
+        const auto has_residual = [&] {
+            return kStride == 1 && first_parameter_again(parameter).conv.residual.data != nullptr;
+        };
         const bool clamps = activation == Conv2dActivation::none || activation == Conv2dActivation::relu;
         const float least = activation == Conv2dActivation::relu ? 0.0f : -__builtin_huge_valf();
 
@@ -335,8 +376,20 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kSt
 #pragma unroll
                 for (int e = 0; e < A::kSums; ++e) {
                     zero = fmaf(done[i][e], 0.0f, zero);
-                    done[i][e] = at_least(done[i][e], least);
+                    if (kClampsEarly) done[i][e] = at_least(done[i][e], has_residual() ? -__builtin_huge_valf() : least);
                 }
+            }
+            if (has_residual()) {
+                const int64_t apart = first_parameter_again(parameter).to_residual;
+#pragma unroll
+                for (int i = 0; i < kAhead; i += kAtOnce)
+                    outputs.template add_residual<kAtOnce>(done + i, out_dtype, row + i, out_pitch, apart + i * out_pitch);
+            }
+            if (!kClampsEarly || has_residual()) {
+#pragma unroll
+                for (int i = 0; i < kAhead; ++i)
+#pragma unroll
+                    for (int e = 0; e < A::kSums; ++e) done[i][e] = at_least(done[i][e], least);
             }
             if (!clamps) {
                 // A sum at a time, so that the text of all activations stays short.

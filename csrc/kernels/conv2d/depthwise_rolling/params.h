@@ -33,6 +33,7 @@ struct RollingParams {
     int32_t waves;
     int32_t taps;                   // rows of them, that the kernel has room for
     bool has_words, has_out_words;  // pairs of columns of x, and of out, are words of memory
+    int64_t to_residual;            // bytes from an output to what is added to it
     int32_t lead;  // columns from the begin of a window to its first tap: 1 where words of x begin in front of that
     Divisor divide_by_tiles, divide_by_segments, divide_by_bundle, divide_by_filters, divide_by_multiplier;
     SmallDivisor divide_by_columns;  // of a filter

@@ -77,12 +77,16 @@ auto with_shape(const Conv2dParams& p, Run run) {
     return with_taps(std::integral_constant<int, 7>{});
 }
 
+// Tells whether a call needs a kernel with more than zeros around the image, which a stride of 1 has.
+bool wants_more(const Conv2dParams& p) { return p.residual.data || p.padding_mode != PaddingMode::zeros; }
+
 template <typename T, int kTaps, int kStride>
 void launch_instance(const StripsParams& p, unsigned blocks, int threads, int shared, void* stream) {
-    (void)hipFuncSetAttribute(reinterpret_cast<const void*>(conv2d_depthwise_strips<T, kTaps, kStride>),
-                              hipFuncAttributeMaxDynamicSharedMemorySize, shared);
-    HIPCONV_LAUNCH(true, (conv2d_depthwise_strips<T, kTaps, kStride>), dim3(blocks, 1, 1), dim3(threads, 1, 1), shared,
-                   static_cast<hipStream_t>(stream), p);
+    auto strips = conv2d_depthwise_strips<T, kTaps, kStride, false>;
+    if constexpr (kStride == 1)
+        if (wants_more(p.conv)) strips = conv2d_depthwise_strips<T, kTaps, kStride, true>;
+    (void)hipFuncSetAttribute(reinterpret_cast<const void*>(strips), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
+    HIPCONV_LAUNCH(true, strips, dim3(blocks, 1, 1), dim3(threads, 1, 1), shared, static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
 }
 
@@ -107,14 +111,15 @@ const char* conv2d_depthwise_strips_refusal(const Conv2dParams& p, const Conv2dP
     if (p.dtype == DType::f32 || p.out_dtype == DType::f32) return "x and out of 16-bit types";
     if (p.groups != p.in_channels || p.out_channels != p.in_channels)
         return "a group for each channel of x and of out (groups == in_channels == out_channels)";
-    if (p.residual.data) return "no residual";
-    if (p.padding_mode != PaddingMode::zeros && pads(p)) return "padding by zeros";
     if (p.in_channels % 8 != 0 || !has_channel_vectors(p.x, p, p.in_height, p.in_width) ||
         !has_channel_vectors(p.out, p, p.out_height, p.out_width))
         return "channels_last x and out, channels and addresses being multiples of 8 elements";
+    if (p.residual.data && (p.residual_dtype == DType::f32 || !has_channel_vectors(p.residual, p, p.out_height, p.out_width)))
+        return "no residual, or one of 16 bits that lies as x has to";
     const int64_t rows = reach_of(p.kernel_height, p.dilation_h), columns = reach_of(p.kernel_width, p.dilation_w);
     if (rows > 7 || columns > kStripsMostTaps) return "filters of up to 7 rows and 9 columns, dilation included";
     if (p.stride_h != p.stride_w || p.stride_w > 2) return "strides of 1 or of 2";
+    if (wants_more(p) && p.stride_w != 1) return "zeros around the image and no residual, or strides of 1";
     constexpr int64_t kMost = 1 << 24;
     if (p.in_height > kMost || p.in_width > kMost || p.out_height > kMost || p.out_width > kMost || p.pad_top > kMost ||
         p.pad_left > kMost)

@@ -14,6 +14,7 @@
 #include "../common/band_atom.h"
 #include "../common/depthwise_formula.h"
 #include "../common/epilogue.h"
+#include "../common/padding.h"
 #include "params.h"
 
 namespace hipconv {
@@ -74,7 +75,8 @@ HIPCONV_INLINE int tile_of(const StripsParams& p, int strip) {
 }
 
 // A thread's share of each row of x: vectors of channels, each of one column of one strip.
-template <typename Shape, int kStride, int kThreads>
+// `kMore`: padding of any mode.
+template <typename Shape, int kStride, int kThreads, bool kMore>
 class StripsSource {
   public:
     HIPCONV_INLINE StripsSource(const StripsParams& p, int first, int channel, int thread) {
@@ -93,15 +95,16 @@ class StripsSource {
             const int strip = at < first_run ? first : first + ahead + run * p.tiles;
             const Strip of(p, strip < behind ? strip : first);
             const int column = of.column * kStride - c.pad_left + offset;
-            const bool exists = strip < behind && column >= 0 && column < c.in_width && channel + chunk * 8 < c.in_channels &&
+            const int found = kMore ? padded_index_of(column, c.in_width, c.padding_mode) : column;
+            const bool exists = strip < behind && found >= 0 && found < c.in_width && channel + chunk * 8 < c.in_channels &&
                                 at * Shape::kPitch < p.row_bytes;
             row_[i] = exists ? of.row * kStride - c.pad_top : kNowhere;
             from_[i] = static_cast<const char*>(c.x.data) +
-                       2 * offset_in(c.x, of.image, channel + chunk * 8, exists ? row_[i] : 0, exists ? column : 0);
+                       2 * offset_in(c.x, of.image, channel + chunk * 8, exists ? row_[i] : 0, exists ? found : 0);
         }
     }
 
-    // Begins to copy the next rows; rows outside the image become zeros.
+    // Begins to copy the next rows; rows outside the image become zeros, or what padding finds there.
     HIPCONV_INLINE void load(char* stage, const StripsParams& p) {
         const Conv2dParams& c = p.conv;
         const int64_t down = 2 * c.x.row_stride;
@@ -110,13 +113,19 @@ class StripsSource {
             if (!fits(p, i)) break;
 #pragma unroll
             for (int j = 0; j < Shape::kInRows; ++j) {
-                const bool inside = static_cast<uint32_t>(row_[i] + j) < static_cast<uint32_t>(c.in_height);
+                int row = row_[i] + j;
+                const char* from = from_[i];
+                if (kMore && row > kNowhere / 2) {
+                    row = padded_index_of(row, c.in_height, c.padding_mode);
+                    from += down * (row - (row_[i] + j));
+                }
+                const bool inside = static_cast<uint32_t>(row) < static_cast<uint32_t>(c.in_height);
                 if constexpr (kCopiesPastRegisters) {
-                    copy_later(reinterpret_cast<Words4*>(stage + to_ + j * p.row_bytes + i * kApart * Shape::kPitch), from_[i],
+                    copy_later(reinterpret_cast<Words4*>(stage + to_ + j * p.row_bytes + i * kApart * Shape::kPitch), from,
                                !inside);
                 } else {
                     vectors_[j][i] = Words4{};
-                    if (inside) vectors_[j][i] = *global_pointer<const Words4>(from_[i]);
+                    if (inside) vectors_[j][i] = *global_pointer<const Words4>(from);
                 }
                 from_[i] += down;
             }
@@ -205,10 +214,8 @@ class StripsOutputs {
             for (int row = strip.row; row < behind; ++row)
 #pragma unroll 1
                 for (int k = channel_; k < channel_ + 8; ++k) {
-                    float sum = depthwise_by_formula(c, strip.image, k, k, row, column);
-                    if (c.bias) sum += load_parameter(global_pointer<void>(c.bias), k * c.bias_stride, c.bias_dtype);
-                    store_rounded(c.out.data, offset_in(c.out, strip.image, k, row, column), c.out_dtype,
-                                  activate(sum, c.activation));
+                    float sum = depthwise_by_formula(c, strip.image, k, k, row, column, c.padding_mode);
+                    conv2d_store(c, strip.image, k, row, column, sum);
                 }
         }
     }
@@ -221,6 +228,53 @@ class StripsOutputs {
     char* to_[kCount];
     int rows_[kCount];
     int from_, channel_;
+};
+
+// A lane's elements of a row of the residual, as it has sums: of `channel` and those behind it, under way until they are added.
+// Their places are worked out for each row again, as registers are few.
+template <typename A, int kPairs>
+class StripsResidual {
+  public:
+    HIPCONV_INLINE void load(const StripsParams& p, int first, int channel, int lane, int row) {
+        const Conv2dParams& c = p.conv;
+#pragma unroll
+        for (int r = 0; r < A::kRows; ++r) {
+            const int of_block = A::row(lane, r);
+            const bool is_strip = of_block < p.block_strips && first + of_block < p.strips;
+            const Strip strip(p, is_strip ? first + of_block : first);
+            const int left = c.out_height - strip.row, rows = left < p.segment_rows ? left : p.segment_rows;
+            const bool has_row =
+                is_strip && static_cast<uint32_t>(row) < static_cast<uint32_t>(rows) && channel < c.out_channels;
+            const char* const line = static_cast<const char*>(c.residual.data) +
+                                     2 * offset_in(c.residual, strip.image, channel, strip.row + row, strip.column);
+#pragma unroll
+            for (int e = 0; e < A::kSums; ++e) {
+                if (A::sum_row(e) != r) continue;
+                const int column = A::sum_column(lane, e);
+                words_[e] = Memory{};
+                if (has_row && strip.column + column < c.out_width)
+                    words_[e] = *global_pointer<const Memory>(line + 2 * column * c.residual.column_stride);
+            }
+        }
+    }
+    HIPCONV_INLINE void add_to(typename A::Sums (&sums)[2 * kPairs], DType dtype) const {
+        const auto add_as = [&](auto like) {
+#pragma unroll
+            for (int e = 0; e < A::kSums; ++e)
+#pragma unroll
+                for (int pair = 0; pair < kPairs; ++pair) {
+                    const Pair both = pair_of<decltype(like)>(words_[e], pair);
+                    sums[2 * pair][e] += low(both);
+                    sums[2 * pair + 1][e] += high(both);
+                }
+        };
+        dtype == DType::bf16 ? add_as(bf16{}) : add_as(f16{});
+    }
+
+  private:
+    using Memory = Words<f16, 2 * kPairs>;
+
+    Memory words_[A::kSums];
 };
 
 // The filters of a block's channels on their way to LDS: rows of taps behind a zero, and zeros behind them and between dilated
@@ -256,8 +310,9 @@ class StripsFilters {
     uint16_t values_[Shape::kTapsAhead];
 };
 
-// T is a 16-bit type; where kHalvesShareKernels, f16 stands for both.
-template <typename T, int kTaps, int kStride>
+// T is a 16-bit type; where kHalvesShareKernels, f16 stands for both. `kMore`: there is a residual, or padding that is not
+// zeros.
+template <typename T, int kTaps, int kStride, bool kMore>
 __global__ void HIPCONV_LAUNCH_BOUNDS((StripsShape<kTaps, kStride>::kWaves * kWaveSize), 1)
     conv2d_depthwise_strips(HIPCONV_IN_PLACE const StripsParams parameter) {
     using Shape = StripsShape<kTaps, kStride>;
@@ -287,7 +342,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((StripsShape<kTaps, kStride>::kWaves * kWa
         __syncthreads();
         wait_for_kernel_before();
         const StripsFilters<Shape, kTaps, kThreads> from_memory(all, channel, thread);
-        StripsSource<Shape, kStride, kThreads> source(first_parameter_again(parameter), first, channel, thread);
+        StripsSource<Shape, kStride, kThreads, kMore> source(first_parameter_again(parameter), first, channel, thread);
         int stage = 0;  // whose turn it is to be filled
         const int steps = (all.segment_rows + kRows - 1 + Shape::kOutRows - 1) / Shape::kOutRows;
         const auto load_next = [&](int step) {
@@ -367,6 +422,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((StripsShape<kTaps, kStride>::kWaves * kWa
             turn = turn + 1 == Shape::kStages ? 0 : turn + 1;
 #pragma unroll 1
             for (int sub = 0; sub < Shape::kOutRows; ++sub) {
+                StripsResidual<A, kPairs> residual;
+                if (kMore && c.residual.data)
+                    residual.load(p, first, channel + wave * 2 * kPairs, lane, step * Shape::kOutRows + sub - (kRows - 1));
                 const char* const x_rows = of_turn + sub * kStride * p.row_bytes;
                 typename A::Sums done[2 * kPairs];
 #pragma unroll
@@ -418,6 +476,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((StripsShape<kTaps, kStride>::kWaves * kWa
                 for (int k = 0; k < 2 * kPairs; ++k)
 #pragma unroll
                     for (int e = 0; e < A::kSums; ++e) done[k][e] += bias[k];
+                if (kMore && c.residual.data) residual.add_to(done, c.residual_dtype);
                 if (c.activation == Conv2dActivation::none) {
                 } else if (c.activation == Conv2dActivation::relu) {
 #pragma unroll
