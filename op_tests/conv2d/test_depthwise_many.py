@@ -112,7 +112,7 @@ def test_sums_of_small_integers_are_exact(device: torch.device) -> None:
 
 
 def test_residuals_and_paddings_are_exact(device: torch.device) -> None:
-    """What reads a residual as it reads x, and finds rows and columns beside the image elsewhere in it."""
+    """Kernels read a residual as they read x, and find rows and columns beside the image elsewhere in it."""
     for number, original in enumerate(on_device(device)):
         case = original._replace(activation=("relu", "none")[number % 2], has_residual=number % 3 != 1)
         if number % 3 != 0:

@@ -1,8 +1,8 @@
 // The algorithm `depthwise`: a filter sees one channel of x. Which of its kernels runs a call.
 #include <hip/hip_runtime.h>
 
+#include "../common/depthwise_frame.h"
 #include "../common/launchers.h"
-#include "frame.h"
 #include "kernels.h"
 
 namespace hipconv {

@@ -5,8 +5,8 @@
 // channels where these are the densest, else along the rows above and below, then down the columns beside.
 #include <hip/hip_runtime.h>
 
+#include "../common/depthwise_frame.h"
 #include "../common/epilogue.h"
-#include "frame.h"
 #include "launch/check.h"
 #include "launch/division.h"
 #include "store.h"

@@ -164,7 +164,7 @@ class RingSource {
 
     const char* from_;  // the lane's first vector of the next row
     int place_, channel_, row_, steps_;
-    // Of each vector: the bytes that are in the image, 16 or 0, and how many columns from its own place padding finds it.
+    // These say of each vector how many bytes are in the image, 16 or 0, and how many columns from its place padding finds it.
     int bytes_[Shape::kLoads];
     Words4 vectors_[kCopiesPastRegisters ? 1 : Shape::kStride][kCopiesPastRegisters ? 1 : Shape::kLoads];
 };

@@ -20,12 +20,12 @@
 namespace hipconv {
 
 // Blocks of a compute unit, by the registers that taps and sums need.
-constexpr int walk_blocks(int taps, int stride, bool across, bool words) {
-    return taps == 3 ? (across ? (words ? 5 : 4) : 6) : taps == 5 ? (across ? (words || stride == 1 ? 3 : 2) : 4) : 2;
+constexpr int walk_blocks(int taps, bool across, bool words) {
+    return taps == 3 ? (across ? (words ? 5 : 4) : 6) : taps == 5 ? (across ? (words ? 3 : 2) : 4) : 2;
 }
 
 template <int kTaps, int kStride, bool kAcross, bool kWords>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kStride, kAcross, kWords))
+__global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcross, kWords))
     conv2d_depthwise_walk(DepthwiseParams p) {
     using Shape = RowShape<kTaps, kStride, kAcross, kWords>;
     constexpr int kColumns = Shape::kColumns;
@@ -140,8 +140,11 @@ inline bool even(int64_t number) { return number % 2 == 0; }
 // in cycles, estimated; those of steps were measured on an H200.
 // Returns the cycles.
 template <int kTaps, int kStride, bool kAcross>
-double choose_segments(DepthwiseParams& p, int64_t compute_units) {
-    constexpr int kRows = (kTaps + kStride - 1) / kStride, kBlocks = walk_blocks(kTaps, kStride, kAcross, true);
+double choose_segments(DepthwiseParams& p, bool words, int64_t compute_units) {
+    constexpr int kRows = (kTaps + kStride - 1) / kStride;
+    // A kernel of 5 taps with a stride of 1 leaves room for a block more than the compiler is asked for: asked for as many, it
+    // makes slower code.
+    const int fit = walk_blocks(kTaps, kAcross, words || (kTaps == 5 && kStride == 1));
     // These are costs of a step: of a wave that shares its SIMD with none, and for instructions alone. Of a block's begin.
     constexpr double kLatency = 700, kIssue = 1.2 * 2 * kWalkColumns<kTaps, kAcross> * kTaps * kTaps + 70, kStart = 2500;
     double least = 0;
@@ -150,8 +153,8 @@ double choose_segments(DepthwiseParams& p, int64_t compute_units) {
         const int32_t rows = (p.conv.out_height + segments - 1) / segments;
         cut_segments(p, rows);
         const double blocks_a_unit = double(p.blocks) / double(compute_units);
-        const double resident = blocks_a_unit < 1 ? 1 : blocks_a_unit < kBlocks ? blocks_a_unit : kBlocks;
-        double rounds = blocks_a_unit / kBlocks;
+        const double resident = blocks_a_unit < 1 ? 1 : blocks_a_unit < fit ? blocks_a_unit : fit;
+        double rounds = blocks_a_unit / fit;
         rounds = rounds > 6 ? rounds + 0.5 : double(int64_t(rounds + 0.97));
         const double step = resident * kIssue > kLatency ? resident * kIssue : kLatency;
         const double begin = 0.6 * resident * kIssue > kLatency ? 0.6 * resident * kIssue : kLatency;
@@ -186,7 +189,6 @@ void launch_walk(const Conv2dParams& c, hipStream_t stream) {
     using Shape = RowShape<kTaps, kStride, kAcross, true>;
     DepthwiseParams p = depthwise_blocks(c, kAcross, 2, kWalkColumns<kTaps, kAcross>, 1);
     const int64_t units = compute_units_here();
-    const double walk_cycles = choose_segments<kTaps, kStride, kAcross>(p, units);
     const int bytes = element_bytes(c.dtype), out_bytes = element_bytes(c.out_dtype);
     if (kAcross) {
         p.x_by_vectors = p.multiplier == 1 && columns_are_vectors(c.x, c.out_channels, 2, bytes);
@@ -208,6 +210,7 @@ void launch_walk(const Conv2dParams& c, hipStream_t stream) {
     constexpr bool kHasWords = kTaps <= 7;  // else there are only kernels without
     if (!kHasWords && bytes == 2) p.x_by_vectors = false;
     const bool words = p.x_by_vectors && bytes == 2;
+    const double walk_cycles = choose_segments<kTaps, kStride, kAcross>(p, words, units);
     if constexpr (kTaps <= 5) {
         const double rows = row_cycles<Shape>(p, words, units);
         const bool takes_rows = rows < walk_longer<Shape>(words) * walk_cycles;

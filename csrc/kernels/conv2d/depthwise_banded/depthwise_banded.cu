@@ -1,8 +1,8 @@
 // The host side of `depthwise_banded`: what it serves, its tiling and its launch.
 #include <hip/hip_runtime.h>
 
+#include "../common/depthwise_frame.h"
 #include "../common/launchers.h"
-#include "../depthwise/frame.h"
 #include "../gemm/layout.h"
 #include "kernel.h"
 #include "launch/compute_units.h"

@@ -3,10 +3,10 @@
 
 #include <type_traits>
 
+#include "../common/depthwise_frame.h"
 #include "../common/launchers.h"
 #include "../common/residual.h"
 #include "../common/units.h"
-#include "../depthwise/frame.h"
 #include "../gemm/layout.h"
 #include "kernel.h"
 #include "launch/check.h"
@@ -88,20 +88,24 @@ void tile_strips(RollingParams& g, const Conv2dParams& p) {
     g.divide_by_columns = small_divisor_of(p.kernel_width);
 }
 
-template <typename T, int kTaps, int kStride, bool kWords, bool kOutWords>
+template <typename T, int kTaps, int kStride, bool kWords, bool kOutWords, bool kResidual>
 void launch_instance(const RollingParams& p, void* stream) {
     const unsigned blocks = static_cast<unsigned>(ceil_of(p.waves, kRollingThreads / wave_size_here()));
-    HIPCONV_LAUNCH(true, (conv2d_depthwise_rolling<T, kTaps, kStride, kWords, kOutWords>), dim3(blocks, 1, 1),
+    HIPCONV_LAUNCH(true, (conv2d_depthwise_rolling<T, kTaps, kStride, kWords, kOutWords, kResidual>), dim3(blocks, 1, 1),
                    dim3(kRollingThreads, 1, 1), 0, static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
 }
 
 template <typename T, int kTaps, int kStride>
 void launch_units(const RollingParams& p, void* stream) {
-    if (p.has_out_words) return launch_instance<T, kTaps, kStride, true, true>(p, stream);
-    if constexpr (kStride > 1)
-        if (p.has_words) return launch_instance<T, kTaps, kStride, true, false>(p, stream);
-    launch_instance<T, kTaps, kStride, false, false>(p, stream);
+    // A kernel of words looks for a residual, which costs it nothing; of elements there are two.
+    if (p.has_out_words) return launch_instance < T, kTaps, kStride, true, true, kStride == 1 > (p, stream);
+    if constexpr (kStride > 1) {
+        if (p.has_words) return launch_instance<T, kTaps, kStride, true, false, false>(p, stream);
+    } else {
+        if (p.conv.residual.data) return launch_instance<T, kTaps, kStride, false, false, true>(p, stream);
+    }
+    launch_instance<T, kTaps, kStride, false, false, false>(p, stream);
 }
 
 template <typename T, int kTaps>

@@ -267,8 +267,8 @@ HIPCONV_INLINE void make_strips_again(const RollingParams& p, int first, int cha
 }
 
 // T is a 16-bit type; where kHalvesShareKernels, f16 stands for both. There is room for kTaps rows of taps.
-// Pairs of columns of x and of out are words of memory where kWords and kOutWords say so.
-template <typename T, int kTaps, int kStride, bool kWords, bool kOutWords>
+// Pairs of columns of x and of out are words of memory where kWords and kOutWords say so. `kResidual`: there may be one.
+template <typename T, int kTaps, int kStride, bool kWords, bool kOutWords, bool kResidual>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kStride, kWords))
     conv2d_depthwise_rolling(HIPCONV_IN_PLACE const RollingParams parameter) {
     constexpr bool kIsLegal = kHasBandAtom<T> && (kWaveSize == 64 || kCopiesPastRegisters);
@@ -306,11 +306,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kSt
         const int behind = more.segment_rows, lead = more.lead, count = more.strips;
         const DType dtype = more.conv.dtype, out_dtype = more.conv.out_dtype;
         const Conv2dActivation activation = more.conv.activation;
-        constexpr int kAtOnce = kAhead < 2 ? 1 : 2;               // rows of the residual: registers have no room for more
-        constexpr bool kClampsEarly = kStride > 1 || !kOutWords;  // which of two ways leaves registers, and time
-        const auto has_residual = [&] {
-            return kStride == 1 && first_parameter_again(parameter).conv.residual.data != nullptr;
-        };
+        constexpr int kAtOnce = kAhead < 2 ? 1 : 2;  // rows of the residual: registers have no room for more
         const bool clamps = activation == Conv2dActivation::none || activation == Conv2dActivation::relu;
         const float least = activation == Conv2dActivation::relu ? 0.0f : -__builtin_huge_valf();
 
@@ -376,16 +372,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kSt
 #pragma unroll
                 for (int e = 0; e < A::kSums; ++e) {
                     zero = fmaf(done[i][e], 0.0f, zero);
-                    if (kClampsEarly) done[i][e] = at_least(done[i][e], has_residual() ? -__builtin_huge_valf() : least);
+                    if (!kResidual) done[i][e] = at_least(done[i][e], least);
                 }
             }
-            if (has_residual()) {
-                const int64_t apart = first_parameter_again(parameter).to_residual;
+            if constexpr (kResidual) {
+                const RollingParams& p = first_parameter_again(parameter);
+                if (p.conv.residual.data) {
 #pragma unroll
-                for (int i = 0; i < kAhead; i += kAtOnce)
-                    outputs.template add_residual<kAtOnce>(done + i, out_dtype, row + i, out_pitch, apart + i * out_pitch);
-            }
-            if (!kClampsEarly || has_residual()) {
+                    for (int i = 0; i < kAhead; i += kAtOnce)
+                        outputs.template add_residual<kAtOnce>(done + i, out_dtype, row + i, out_pitch,
+                                                               p.to_residual + i * out_pitch);
+                }
 #pragma unroll
                 for (int i = 0; i < kAhead; ++i)
 #pragma unroll
