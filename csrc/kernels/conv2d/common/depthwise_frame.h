@@ -14,8 +14,8 @@ DepthwiseInner depthwise_inner(const Conv2dParams& conv);
 // Tells whether a call's padding is another than zeros.
 inline bool depthwise_has_frame(const Conv2dParams& c) { return c.padding_mode != PaddingMode::zeros; }
 
-// Tells whether to make the frame apart is faster than to make all outputs by a kernel of any padding: where most outputs see
-// nothing beyond the image.
+// Tells whether it is faster to make the frame after the rest than to make all outputs by a kernel of any padding: it is where
+// most outputs see nothing beyond the image, and 31 bits count the frame's.
 inline bool depthwise_frame_pays(const Conv2dParams& c) {
     const DepthwiseInner inner = depthwise_inner(c);
     const double outputs = double(c.out_height) * c.out_width, of_frame = outputs - double(inner.rows) * inner.columns;

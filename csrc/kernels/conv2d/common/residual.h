@@ -15,6 +15,8 @@ inline bool residual_lies_as_out(const Conv2dParams& c) {
            (c.out_height == 1 || a.row_stride == b.row_stride) && (c.out_width == 1 || a.column_stride == b.column_stride) &&
            (reinterpret_cast<uint64_t>(a.data) - reinterpret_cast<uint64_t>(b.data)) % 16 == 0;
 }
+
+// The bytes from each output to what is added to it, of such a call.
 inline int64_t bytes_to_residual(const Conv2dParams& c) {
     return static_cast<int64_t>(reinterpret_cast<uint64_t>(c.residual.data) - reinterpret_cast<uint64_t>(c.out.data));
 }

@@ -1,7 +1,7 @@
 // The frame of a depthwise conv2d's outputs: those whose filters see beyond the image, by padding that is not zeros ("frame").
 //
-// All others are what zeros around the image give, so the kernels of zeros make them, as fast as ever, and whatever in place of
-// the frame, which this one makes after them. A thread makes an output of a pair of channels by the formula. Lanes lie along
+// All others are what zeros around the image give, so the kernels of zeros make the whole result, and this one makes the frame
+// again after them. A thread makes an output of a pair of channels by the formula. Lanes lie along
 // channels where these are the densest, else along the rows above and below, then down the columns beside.
 #include <hip/hip_runtime.h>
 
