@@ -150,11 +150,10 @@ def test_they_take_calls_of_many_outputs(way: str) -> None:
             turned = of_integers(case, torch.device("cpu"))["weight"].mT.contiguous().mT
             assert kernels_of(case._replace(N=1, H=2)) == ["row"]
             assert kernels_of(case._replace(has_residual=True)) == kernels_of(case)
-            apart = case._replace(has_residual=True, dtype=single if dtype == half else half).inputs(torch.device("cpu"))[
-                "residual"
-            ]
-            assert kernels_of(case, residual=apart) == ["walk"]  # is of another type than the result
-            assert kernels_of(case, out_dtype=single if dtype == half else half) == ["walk"]
+            other = single if dtype == half else half
+            apart = case._replace(has_residual=True, dtype=other).inputs(torch.device("cpu"))["residual"]
+            assert kernels_of(case, residual=apart) == ["walk"]
+            assert kernels_of(case, out_dtype=other) == ["walk"]
             assert kernels_of(case, weight=turned) == ["walk"]
         case = RING[0]._replace(dtype=torch.bfloat16, layout="nhwc")
         assert kernels_of(case._replace(padding_mode="reflect")) == ["ring"]

@@ -41,6 +41,7 @@ CASES = [
     strips((2, 24, 14, 19), (7, 7), padding=SAME7, residual=True, mode="reflect"),
     strips((5, 8, 7, 7), (3, 3), padding=(1, 2, 0, 1), mode="circular", bias=True, activation="relu"),
     strips((1, 16, 21, 33), (5, 5), padding=(3, 2, 4, 1), mode="replicate"),
+    strips((2, 8, 21, 25), (3, 3), stride=(2, 2), mode="reflect"),
 ]  # fmt: skip
 
 

@@ -11,8 +11,15 @@ struct DepthwiseInner {
 };
 DepthwiseInner depthwise_inner(const Conv2dParams& conv);
 
-// Tells whether a call's padding is another than zeros.
-inline bool depthwise_has_frame(const Conv2dParams& c) { return c.padding_mode != PaddingMode::zeros; }
+// Tells whether some outputs of a call see padding that is not zeros.
+inline bool depthwise_has_frame(const Conv2dParams& c) {
+    if (c.padding_mode == PaddingMode::zeros) return false;
+    const DepthwiseInner inner = depthwise_inner(c);
+    return inner.rows < c.out_height || inner.columns < c.out_width;
+}
+
+// Tells whether a call needs a kernel that knows more than the plain one: a residual, or padding that is not zeros.
+inline bool depthwise_has_more(const Conv2dParams& c) { return c.residual.data || depthwise_has_frame(c); }
 
 // Tells whether it is faster to make the frame after the rest than to make all outputs by a kernel of any padding: it is where
 // most outputs see nothing beyond the image, and 31 bits count the frame's.
@@ -28,7 +35,7 @@ inline Conv2dParams with_zeros(Conv2dParams c) {
     return c;
 }
 
-// Makes the outputs of the frame of a call, all others of which are made. Nothing to do where the padding is zeros.
+// Makes the outputs of the frame of a call, all others of which are made. It does nothing where there is no frame.
 void depthwise_frame(const Conv2dParams& conv, void* stream);
 
 }  // namespace hipconv

@@ -48,8 +48,9 @@ void run_depthwise(const Conv2dParams& c, void* stream) {
 }  // namespace
 
 void conv2d_depthwise(const Conv2dParams& c, const Conv2dPlan&, void* /*workspace*/, void* stream) {
-    if (!depthwise_has_frame(c)) return run_depthwise(c, stream);
+    if (c.padding_mode == PaddingMode::zeros) return run_depthwise(c, stream);
     const Conv2dParams zeros = with_zeros(c);
+    if (!depthwise_has_frame(c)) return run_depthwise(zeros, stream);
     if (depthwise_walk_serves(zeros) && depthwise_lies_across(c) && depthwise_ring(c, 1e30, stream)) return;
     if (!depthwise_frame_pays(c)) return run_depthwise(c, stream);
     run_depthwise(zeros, stream);

@@ -134,7 +134,6 @@ void depthwise_frame(const Conv2dParams& c, void* stream) {
     p.all.out_channel = static_cast<uint64_t>(c.out.channel_stride) * static_cast<unsigned>(out_bytes);
     p.above = (c.out_height - p.inner.rows) * c.out_width;
     p.of_plane = p.above + p.inner.rows * (c.out_width - p.inner.columns);
-    if (p.of_plane == 0) return;
     p.threads = static_cast<uint32_t>(int64_t{p.all.units} * p.of_plane * c.batch);
     const auto by = [](int32_t count) { return divisor_of(static_cast<uint32_t>(count > 0 ? count : 1)); };
     p.divide_by_first = by(p.all.across ? p.all.units : p.of_plane);

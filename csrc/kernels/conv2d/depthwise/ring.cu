@@ -7,6 +7,7 @@
 // requests of their own to the second cache.
 #include <hip/hip_runtime.h>
 
+#include "../common/depthwise_frame.h"
 #include "../common/epilogue.h"
 #include "../common/padding.h"
 #include "../common/residual.h"
@@ -341,9 +342,6 @@ double cut_ring(RingParams& p, int32_t compute_units, double least) {
     return least;
 }
 
-// Tells whether a call needs a kernel with more than zeros around the image, which 3 taps with a stride of 1 have.
-bool wants_more(const Conv2dParams& c) { return c.residual.data || c.padding_mode != PaddingMode::zeros; }
-
 template <typename T, int kTaps, int kStride, int kWaveColumns>
 void launch_instance(RingParams& p, int lanes, hipStream_t stream) {
     constexpr int kBytes = sizeof(T);
@@ -363,7 +361,7 @@ void launch_instance(RingParams& p, int lanes, hipStream_t stream) {
         const unsigned blocks = static_cast<unsigned>(ceil_of(int64_t{p.waves} * p.groups, Shape::kWaves));
         auto ring = conv2d_depthwise_ring<T, kTaps, kStride, kWaveColumns, false>;
         if constexpr (kTaps == 3 && kStride == 1)
-            if (wants_more(c)) ring = conv2d_depthwise_ring<T, kTaps, kStride, kWaveColumns, true>;
+            if (depthwise_has_more(c)) ring = conv2d_depthwise_ring<T, kTaps, kStride, kWaveColumns, true>;
         (void)hipFuncSetAttribute(reinterpret_cast<const void*>(ring), hipFuncAttributeMaxDynamicSharedMemorySize, bytes);
         HIPCONV_LAUNCH(true, ring, dim3(blocks, 1, 1), dim3(kDepthwiseThreads, 1, 1), bytes, stream, p);
         check_launch("conv2d");
@@ -398,7 +396,7 @@ bool launch_ring(const Conv2dParams& c, double cycles, hipStream_t stream) {
 // Tells whether the walking kernel's call has what this one needs: vectors of channels, all of one type, and dense filters.
 bool ring_serves(const Conv2dParams& c) {
     const int bytes = element_bytes(c.dtype), taps = c.kernel_height;
-    if (wants_more(c) && (taps != 3 || c.stride_h != 1)) return false;
+    if (depthwise_has_more(c) && (taps != 3 || c.stride_h != 1)) return false;
     return (taps == 3 || (taps == 5 && c.stride_h == 2)) && c.out_channels == c.in_channels && c.out_dtype == c.dtype &&
            residual_lies_as_out(c) && has_dense_filters(c) && columns_are_vectors(c.x, c.in_channels, 16 / bytes, bytes) &&
            (c.padding_mode == PaddingMode::zeros || c.in_width < 1 << 25) &&

@@ -99,7 +99,8 @@ void launch_instance(const RollingParams& p, void* stream) {
 template <typename T, int kTaps, int kStride>
 void launch_units(const RollingParams& p, void* stream) {
     // A kernel of words looks for a residual, which costs it nothing; of elements there are two.
-    if (p.has_out_words) return launch_instance < T, kTaps, kStride, true, true, kStride == 1 > (p, stream);
+    constexpr bool kMayAdd = kStride == 1;
+    if (p.has_out_words) return launch_instance<T, kTaps, kStride, true, true, kMayAdd>(p, stream);
     if constexpr (kStride > 1) {
         if (p.has_words) return launch_instance<T, kTaps, kStride, true, false, false>(p, stream);
     } else {

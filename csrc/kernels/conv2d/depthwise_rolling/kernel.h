@@ -306,7 +306,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kSt
         const int behind = more.segment_rows, lead = more.lead, count = more.strips;
         const DType dtype = more.conv.dtype, out_dtype = more.conv.out_dtype;
         const Conv2dActivation activation = more.conv.activation;
-        constexpr int kAtOnce = kAhead < 2 ? 1 : 2;  // rows of the residual: registers have no room for more
         const bool clamps = activation == Conv2dActivation::none || activation == Conv2dActivation::relu;
         const float least = activation == Conv2dActivation::relu ? 0.0f : -__builtin_huge_valf();
 
@@ -376,6 +375,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kSt
                 }
             }
             if constexpr (kResidual) {
+                constexpr int kAtOnce = kAhead < 2 ? 1 : 2;  // rows of the residual: registers have no room for more
                 const RollingParams& p = first_parameter_again(parameter);
                 if (p.conv.residual.data) {
 #pragma unroll

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "../common/depthwise_frame.h"
 #include "../common/launchers.h"
 #include "../gemm/layout.h"
 #include "kernel.h"
@@ -77,14 +78,11 @@ auto with_shape(const Conv2dParams& p, Run run) {
     return with_taps(std::integral_constant<int, 7>{});
 }
 
-// Tells whether a call needs a kernel with more than zeros around the image, which a stride of 1 has.
-bool wants_more(const Conv2dParams& p) { return p.residual.data || p.padding_mode != PaddingMode::zeros; }
-
 template <typename T, int kTaps, int kStride>
 void launch_instance(const StripsParams& p, unsigned blocks, int threads, int shared, void* stream) {
     auto strips = conv2d_depthwise_strips<T, kTaps, kStride, false>;
     if constexpr (kStride == 1)
-        if (wants_more(p.conv)) strips = conv2d_depthwise_strips<T, kTaps, kStride, true>;
+        if (depthwise_has_more(p.conv)) strips = conv2d_depthwise_strips<T, kTaps, kStride, true>;
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(strips), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     HIPCONV_LAUNCH(true, strips, dim3(blocks, 1, 1), dim3(threads, 1, 1), shared, static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
@@ -119,7 +117,7 @@ const char* conv2d_depthwise_strips_refusal(const Conv2dParams& p, const Conv2dP
     const int64_t rows = reach_of(p.kernel_height, p.dilation_h), columns = reach_of(p.kernel_width, p.dilation_w);
     if (rows > 7 || columns > kStripsMostTaps) return "filters of up to 7 rows and 9 columns, dilation included";
     if (p.stride_h != p.stride_w || p.stride_w > 2) return "strides of 1 or of 2";
-    if (wants_more(p) && p.stride_w != 1) return "zeros around the image and no residual, or strides of 1";
+    if (depthwise_has_more(p) && p.stride_w != 1) return "zeros around the image and no residual, or strides of 1";
     constexpr int64_t kMost = 1 << 24;
     if (p.in_height > kMost || p.in_width > kMost || p.out_height > kMost || p.out_width > kMost || p.pad_top > kMost ||
         p.pad_left > kMost)
