@@ -60,10 +60,11 @@ PLANES = [
     ),
 ]
 # Rows that are loaded by 16, 8 and 4 bytes, channels and rows that fill no block, outputs of other widths than x, tiles of
-# columns beside each other, whose windows begin outside the image and inside it.
+# columns beside each other, whose windows begin outside the image and inside it; then several filters a channel, in one block
+# and across blocks.
 COLUMNS = [
-    depthwise(C, H, W, taps, taps, padding, N=N, stride=(stride, stride))
-    for taps, stride, C, H, W, N, padding in (
+    depthwise(C, H, W, taps, taps, padding, *multiplier, N=N, stride=(stride, stride))
+    for taps, stride, C, H, W, N, padding, *multiplier in (
         (3, 1, 5, 26, 36, 8, 1),
         (3, 1, 3, 40, 34, 8, (2, 1, 0, 3)),
         (3, 1, 7, 33, 27, 9, 0),
@@ -76,6 +77,9 @@ COLUMNS = [
         (7, 1, 5, 12, 16, 5, 3),
         (7, 1, 6, 11, 10, 7, (6, 5, 1, 3)),
         (7, 2, 3, 21, 18, 8, (5, 0, 6, 3)),
+        (3, 1, 5, 26, 36, 8, 1, 2),
+        (3, 2, 3, 41, 75, 9, (3, 0, 2, 1), 3),
+        (5, 1, 2, 15, 20, 9, 2, 7),
     )
 ]
 CASES = [

@@ -68,6 +68,7 @@ struct ColumnsParams {
     SmallDivisor divide_by_threads, divide_by_units, divide_by_block_units;
     SmallDivisor divide_by_planes;  // of a block, and one more
     Divisor divide_by_height, divide_by_batch, divide_by_tiles;
+    Divisor divide_by_multiplier;  // filters of a channel of x
 };
 
 // The rows of outputs of one group of planes that a block walks down without a pause.
@@ -171,8 +172,9 @@ class ColumnsSource {
             const ColumnsLoad<Shape> load(p, k);
             const int column = first + load.unit * Shape::kUnit, channel = run.group * p.planes + load.plane;
             const bool is_inside = static_cast<uint32_t>(column) < static_cast<uint32_t>(c.in_width);
-            behind_[k] = load.exists && channel < c.in_channels && is_inside ? behind : 0;
-            from_[k] = static_cast<const char*>(c.x.data) + offset_in(c.x, run.image, channel, y_, column) * Shape::kBytes;
+            const int of_x = static_cast<int>(divide(static_cast<uint32_t>(channel), p.divide_by_multiplier));
+            behind_[k] = load.exists && channel < c.out_channels && is_inside ? behind : 0;
+            from_[k] = static_cast<const char*>(c.x.data) + offset_in(c.x, run.image, of_x, y_, column) * Shape::kBytes;
         }
     }
 
@@ -406,6 +408,7 @@ int64_t cut_columns(ColumnsParams& p) {
     p.divide_by_height = divisor_of(static_cast<uint32_t>(c.out_height));
     p.divide_by_batch = divisor_of(static_cast<uint32_t>(c.batch));
     p.divide_by_tiles = divisor_of(static_cast<uint32_t>(p.tiles));
+    p.divide_by_multiplier = divisor_of(static_cast<uint32_t>(c.out_channels / c.groups));
     return is_much || even * c.out_width >= Shape::kLeastOutputs ? best : 0;
 }
 
@@ -447,9 +450,8 @@ bool launch_columns(const Conv2dParams& c, hipStream_t stream) {
 
 bool depthwise_columns(const Conv2dParams& c, void* on) {
     const hipStream_t stream = static_cast<hipStream_t>(on);
-    if (c.kernel_height > 7 || (c.dtype != DType::f32 && c.in_width % 2 == 0) || c.out_channels != c.in_channels ||
-        c.out_dtype != c.dtype || !residual_lies_as_out(c) || !has_dense_filters(c) || c.x.column_stride != 1 ||
-        c.out.column_stride != 1)
+    if (c.kernel_height > 7 || (c.dtype != DType::f32 && c.in_width % 2 == 0) || c.out_dtype != c.dtype ||
+        !residual_lies_as_out(c) || !has_dense_filters(c) || c.x.column_stride != 1 || c.out.column_stride != 1)
         return false;
     if (c.kernel_height == 3) return c.stride_h == 1 ? launch_columns<3, 1>(c, stream) : launch_columns<3, 2>(c, stream);
     if (c.kernel_height == 5) return c.stride_h == 1 ? launch_columns<5, 1>(c, stream) : launch_columns<5, 2>(c, stream);
