@@ -51,7 +51,7 @@ def test_a_part_follows_the_whole_image(target) -> None:
 
 
 def test_it_does_not_follow_one_that_is_too_large_for_good_algorithms(target) -> None:
-    whole, alone, part = plans(target, kind(1, 64, 70000, 70000), kind(1, 64, 102, 70000), kind(64, 64, 3, 3))
+    whole, alone, part = plans(target, kind(1, 512, 70000, 70000), kind(1, 512, 10, 70000), kind(64, 512, 3, 3))
     assert whole.choice.algorithm == "naive" and "naive" not in (alone.choice.algorithm, part.choice.algorithm)
     assert part.choice == alone.choice
 

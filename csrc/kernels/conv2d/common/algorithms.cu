@@ -65,6 +65,7 @@ constexpr Algorithm kAlgorithms[] = {
      conv2d_split_implicit_gemm_tiles,
      conv2d_implicit_gemm_packing,
      conv2d_implicit_gemm_pack},
+    {{"fma_direct", conv2d_fma_direct_refusal, conv2d_fma_direct}, nullptr},
     {{"fma_gemm", conv2d_fma_gemm_refusal, conv2d_fma_gemm}, conv2d_fma_gemm_tiles},
     {{"implicit_gemm", conv2d_implicit_gemm_refusal, conv2d_implicit_gemm, conv2d_implicit_gemm_workspace},
      conv2d_implicit_gemm_tiles,

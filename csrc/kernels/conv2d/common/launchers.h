@@ -62,6 +62,10 @@ std::vector<Conv2dTile> conv2d_fma_gemm_tiles(const std::string& arch, DType dty
 const char* conv2d_fma_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_fma_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
+// Plain products on a patch of x in LDS: few channels of a group. No workspace.
+const char* conv2d_fma_direct_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_fma_direct(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
 // 1x1 filters on very few pixels: threads that share a sum read both operands from memory at once. No workspace.
 std::vector<Conv2dTile> conv2d_skinny_gemm_tiles(const std::string& arch, DType dtype);
 const char* conv2d_skinny_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);

@@ -35,7 +35,14 @@ const char* conv2d_depthwise_refusal(const Conv2dParams& c, const Conv2dPlan&) {
 
 namespace {
 
+// Tells whether `fma_direct` runs a call: of channels_last images that no kernel here reads by vectors.
+bool comes_by_patches(const Conv2dParams& c) {
+    return depthwise_lies_across(c) && !depthwise_walk_serves(c) && !depthwise_slide_serves(c) &&
+           !conv2d_fma_direct_refusal(c, {"fma_direct"});
+}
+
 void run_depthwise(const Conv2dParams& c, void* stream) {
+    if (comes_by_patches(c)) return conv2d_fma_direct(c, {"fma_direct"}, nullptr, stream);
     if (!depthwise_walk_serves(c)) return depthwise_slide_serves(c) ? depthwise_slide(c, stream) : depthwise_any(c, stream);
     if (depthwise_planes(c, stream) || depthwise_columns(c, stream)) return;
     if (c.kernel_height == 3) return depthwise_walk_3(c, stream);
@@ -52,7 +59,7 @@ void conv2d_depthwise(const Conv2dParams& c, const Conv2dPlan&, void* /*workspac
     const Conv2dParams zeros = with_zeros(c);
     if (!depthwise_has_frame(c)) return run_depthwise(zeros, stream);
     if (depthwise_walk_serves(zeros) && depthwise_lies_across(c) && depthwise_ring(c, 1e30, stream)) return;
-    if (!depthwise_frame_pays(c)) return run_depthwise(c, stream);
+    if (!depthwise_frame_pays(c) || comes_by_patches(zeros)) return run_depthwise(c, stream);
     run_depthwise(zeros, stream);
     depthwise_frame(c, stream);
 }

@@ -26,7 +26,7 @@ bool depthwise_planes(const Conv2dParams& conv, void* stream);
 // serve the call, or has too little to do.
 bool depthwise_columns(const Conv2dParams& conv, void* stream);
 
-// Every filter, stride, dilation and padding, of images whose channels are the densest.
+// Every filter, stride and dilation, of images whose channels are the densest and vectors, with zeros around them.
 bool depthwise_slide_serves(const Conv2dParams& conv);
 void depthwise_slide(const Conv2dParams& conv, void* stream);
 

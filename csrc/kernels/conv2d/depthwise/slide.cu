@@ -1,5 +1,5 @@
-// Depthwise conv2d of images whose channels are the densest (channels_last), by filters of any size, stride, dilation and
-// padding ("slide").
+// Depthwise conv2d of images whose channels are the densest (channels_last) and vectors of four, by filters of any size, stride
+// and dilation, with zeros around the image ("slide").
 //
 // A thread makes kColumns outputs of a row and of four channels, which one access brings. Its outputs are so far apart that
 // the columns which a tap sees are those that another tap sees, one output on: so a window of kColumns columns slides along a
@@ -28,56 +28,22 @@ struct SlideParams {
     int32_t step;          // columns of x from one place of the window to the next
     int32_t taps_at_once;  // in LDS
     bool taps_in_a_row;    // a filter's rows follow one another without a gap
-    bool plain;            // x is read by vectors, and zeros are around it
 };
 
-constexpr int slide_blocks(int columns, bool plain) { return !plain ? 4 : columns == 8 ? 4 : 6; }
-
-// Where a thread reads x: its first channel, and how far the others lie from it where they are not one vector.
-template <bool kPlain>
-struct QuadSource {
-    const char* image;
-    int64_t channels[kPlain ? 1 : kQuad];
-};
-
-template <typename T>
-HIPCONV_INLINE Words<T, kQuad> quad_of(const T (&v)[kQuad]) {
-    Words<T, kQuad> words{};
-    if constexpr (sizeof(T) == 4) {
-#pragma unroll
-        for (int i = 0; i < kQuad; ++i) set_word(words, i, bit_cast<uint32_t>(v[i]));
-    } else {
-#pragma unroll
-        for (int i = 0; i < kQuad; i += 2)
-            set_word(words, i / 2, bit_cast<uint16_t>(v[i]) | uint32_t{bit_cast<uint16_t>(v[i + 1])} << 16);
-    }
-    return words;
-}
+constexpr int slide_blocks(int columns) { return columns == 8 ? 4 : 6; }
 
 // Loads four channels of column z of a row, which begins at `line` and has it `at`; zeros where the column is outside the image
 // or not `wanted`.
-template <typename T, bool kPlain>
-HIPCONV_INLINE Words<T, kQuad> load_quad(const Conv2dParams& c, const QuadSource<kPlain>& from, const char* line,
-                                         const char* at, int32_t z, bool wanted, bool vectors) {
+template <typename T>
+HIPCONV_INLINE Words<T, kQuad> load_quad(const Conv2dParams& c, const char* line, const char* at, int32_t z, bool wanted) {
     using Vector = Words<T, kQuad>;
     Vector words{};
-    if constexpr (kPlain) {
-        const bool inside = wanted && static_cast<uint32_t>(z) < static_cast<uint32_t>(c.in_width);
-        if constexpr (kHasPredicates) {
-            if (inside) words = *global_pointer<const Vector>(at);
-        } else {
-            const Vector loaded = *global_pointer<const Vector>(inside ? at : line);
-            words = inside ? loaded : words;
-        }
+    const bool inside = wanted && static_cast<uint32_t>(z) < static_cast<uint32_t>(c.in_width);
+    if constexpr (kHasPredicates) {
+        if (inside) words = *global_pointer<const Vector>(at);
     } else {
-        const int64_t column = wanted ? padded_index(z, c.in_width, c.padding_mode) : -1;
-        if (column < 0 || column >= c.in_width) return words;  // or of an output that there is none of
-        at += (column - z) * c.x.column_stride * static_cast<int64_t>(sizeof(T));
-        if (vectors) return *global_pointer<const Vector>(at);
-        T each[kQuad];
-#pragma unroll
-        for (int i = 0; i < kQuad; ++i) each[i] = *global_pointer<const T>(at + from.channels[i]);
-        words = quad_of(each);
+        const Vector loaded = *global_pointer<const Vector>(inside ? at : line);
+        words = inside ? loaded : words;
     }
     return words;
 }
@@ -166,9 +132,8 @@ HIPCONV_INLINE void store_quads(const SlideParams& parameter, Pair (&v)[2 * kCol
     });
 }
 
-// `kPlain`: x is read by vectors, and zeros are around it.
-template <typename T, int kColumns, bool kPlain>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, slide_blocks(kColumns, kPlain)) conv2d_depthwise_slide(SlideParams p) {
+template <typename T, int kColumns>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, slide_blocks(kColumns)) conv2d_depthwise_slide(SlideParams p) {
     HIPCONV_SHARED(Words4, lds, kSlideVectors);
     const int taps = p.all.conv.kernel_height * p.all.conv.kernel_width, pitch = static_cast<int>(p.all.block_units) + 1;
     for (uint64_t block = blockIdx.x; block < p.all.blocks; block += gridDim.x) {
@@ -176,24 +141,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, slide_blocks(kColumns, 
         const auto at = depthwise_place(all, block, threadIdx.x);
         const int k = at.unit * kQuad, apart = p.apart, of_apart = at.tile / apart;
         const int column = of_apart * apart * kColumns + at.tile - of_apart * apart;
-        QuadSource<kPlain> from{};
+        const char* image = nullptr;
         Pair bias[2] = {};
         if (at.has_work) {
             const Conv2dParams& c = all.conv;
-            const auto channel = [&](int i) { return k + i < c.out_channels ? k + i : c.out_channels - 1; };
-            const int64_t x_channel = channel(0) / all.multiplier;
-            from.image = static_cast<const char*>(c.x.data) +
-                         (at.batch * c.x.batch_stride + x_channel * c.x.channel_stride) * static_cast<int64_t>(sizeof(T));
-            if constexpr (!kPlain) {
-#pragma unroll
-                for (int i = 0; i < kQuad; ++i)
-                    from.channels[i] = (channel(i) / all.multiplier - x_channel) * c.x.channel_stride * int64_t{sizeof(T)};
-            }
+            image = static_cast<const char*>(c.x.data) +
+                    (at.batch * c.x.batch_stride + k * c.x.channel_stride) * static_cast<int64_t>(sizeof(T));
             if (c.bias) {
                 float of[kQuad];
 #pragma unroll
                 for (int i = 0; i < kQuad; ++i)
-                    of[i] = load_parameter(global_pointer<void>(c.bias), channel(i) * c.bias_stride, c.bias_dtype);
+                    of[i] = load_parameter(global_pointer<void>(c.bias), (k + i) * c.bias_stride, c.bias_dtype);
                 bias[0] = make_pair(of[0], of[1]), bias[1] = make_pair(of[2], of[3]);
             }
         }
@@ -219,7 +177,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, slide_blocks(kColumns, 
                     int z = column * c.stride_w - c.pad_left + s * c.dilation_w;
                     const char* x = line + z * bytes;
                     const auto load = [&](bool wanted) {
-                        const auto words = load_quad<T, kPlain>(c, from, line, x, z, wanted, p.all.x_by_vectors);
+                        const auto words = load_quad<T>(c, line, x, z, wanted);
                         z += step, x += step_bytes;
                         return words;
                     };
@@ -252,11 +210,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, slide_blocks(kColumns, 
                 int r = first / c.kernel_width, s = first - r * c.kernel_width;
                 for (int tap = first; tap < behind; s = 0, ++r) {
                     const int end = c.kernel_width - s < behind - tap ? c.kernel_width : s + behind - tap;
-                    const int64_t y = padded_index(int64_t{row} * c.stride_h - c.pad_top + int64_t{r} * c.dilation_h,
-                                                   c.in_height, c.padding_mode);
+                    const int64_t y = int64_t{row} * c.stride_h - c.pad_top + int64_t{r} * c.dilation_h;
                     const Words4* const filter = lds + (tap - first) * pitch + at.of_block;
-                    const char* const line = from.image + y * c.x.row_stride * static_cast<int64_t>(sizeof(T));
-                    if (y >= 0)
+                    const char* const line = image + y * c.x.row_stride * static_cast<int64_t>(sizeof(T));
+                    if (y >= 0 && y < c.in_height)
                         for (int phase = 0; phase < phases && s + phase < end; ++phase)
                             slide(line, s + phase, end, filter + phase * pitch);
                     tap += end - s;
@@ -304,14 +261,12 @@ SlideParams slide_plan(const Conv2dParams& c, int columns, int64_t compute_units
     const int room = kSlideVectors / static_cast<int>(p.all.block_units + 1);
     p.taps_at_once = taps < room ? taps : room;
     p.taps_in_a_row = c.weight.row_stride == c.kernel_width * c.weight.column_stride;
-    p.all.x_by_vectors = p.all.multiplier == 1 && columns_are_vectors(c.x, c.out_channels, kQuad, element_bytes(c.dtype));
-    p.plain = p.all.x_by_vectors && c.padding_mode == PaddingMode::zeros;
     p.all.out_by_vectors = columns_are_vectors(c.out, c.out_channels, kQuad, element_bytes(c.out_dtype));
     // Instructions: of a column that is loaded, and of a tap; of a row of outputs; of a block's filters.
     const double loads = double(c.kernel_height) * (double(p.phases) * (columns - 1) + c.kernel_width);
     const double row = 10 * loads + double(taps) * (kQuad * columns + 6) + 12 * columns + 20 * c.kernel_height;
     const double filters = 14.0 * taps * p.all.block_units * kQuad / kDepthwiseThreads + 300;
-    const double resident = slide_blocks(columns, p.plain);
+    const double resident = slide_blocks(columns);
     int32_t best = 1;
     for (int32_t rows = 1; rows <= 16 && rows <= c.out_height; rows *= 2) {
         if (rows > 1 && p.taps_at_once < taps) break;
@@ -329,7 +284,10 @@ SlideParams slide_plan(const Conv2dParams& c, int columns, int64_t compute_units
 
 }  // namespace
 
-bool depthwise_slide_serves(const Conv2dParams& c) { return depthwise_lies_across(c) && depthwise_counts_in_32_bits(c); }
+bool depthwise_slide_serves(const Conv2dParams& c) {
+    return depthwise_lies_across(c) && depthwise_counts_in_32_bits(c) && c.out_channels == c.in_channels &&
+           columns_are_vectors(c.x, c.in_channels, kQuad, element_bytes(c.dtype)) && c.padding_mode == PaddingMode::zeros;
+}
 
 void depthwise_slide(const Conv2dParams& conv, void* stream) {
     const int64_t units = compute_units_here();
@@ -340,15 +298,13 @@ void depthwise_slide(const Conv2dParams& conv, void* stream) {
         for (int of_thread : {4, 8}) {
             double cycles = 0;
             const SlideParams plan = slide_plan(c, of_thread, units, cycles);
-            if (columns != 0 && (cycles >= least || (of_thread == 8 && !plan.plain))) continue;
+            if (columns != 0 && cycles >= least) continue;
             p = plan, columns = of_thread, least = cycles;
         }
     const dim3 grid(depthwise_grid(p.all), 1, 1);
     with_dtype(conv.dtype, [&](auto type) {
         using T = decltype(type);
-        const auto slide = !p.plain       ? conv2d_depthwise_slide<T, 4, false>
-                           : columns == 8 ? conv2d_depthwise_slide<T, 8, true>
-                                          : conv2d_depthwise_slide<T, 4, true>;
+        const auto slide = columns == 8 ? conv2d_depthwise_slide<T, 8> : conv2d_depthwise_slide<T, 4>;
         hipLaunchKernelGGL(slide, grid, dim3(kDepthwiseThreads, 1, 1), 0, static_cast<hipStream_t>(stream), p);
     });
     check_launch("conv2d");

@@ -175,6 +175,7 @@ def problem_of(x: Kind, weight: Kind, shape: tuple[int, int, int, int], o: Optio
         groups=o.groups,
         dtype=str(x.dtype).removeprefix("torch."),
         layout="nhwc" if channels_last else "nchw",
+        padding_mode=o.padding_mode,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from . import direct_tiling
+from . import direct_tiling, fma_direct_tiling
 from .problem import Card, Problem, Tile, Tiles
 
 LEAST_STEPS = 4  # of a part of a split sum: fewer do not pay for writing the part and reading it again
@@ -52,14 +52,43 @@ _DEPTHWISE = 1.5  # microseconds, but for what follows
 _DEPTHWISE_BYTES = 3.0e6  # read and written in a microsecond
 # A compute unit makes so many products in a microsecond, by filters in registers (True), or by any others.
 _DEPTHWISE_PRODUCTS = {True: 0.16e6, False: 0.03e6}
-# The same of any others in channels_last, and how many times longer their bytes take, measured on an H100.
-_SLIDING_PRODUCTS, _SLIDING_BYTES = 0.05e6, 2.5
+# A compute unit makes so many products of other filters in channels_last, and bytes take so much of their time beside them:
+# a fit to 28 layers on an H200.
+_SLIDING_PRODUCTS, _SLIDING_BYTES = 0.038e6, 0.66
+# By filters of as many columns, which have kernels of their own, and by any others, an output that sees padding which is not
+# zeros takes so many microseconds a product: where such outputs are made after the others, and where all are.
+_FRAME_PRODUCTS, _PADDED_PRODUCTS = (0.95e-6, 2.9e-6), 1.2e-6
 
 
-def _depthwise_bytes_us(problem: Problem) -> float:
-    """x counts once for each filter of a channel."""
-    moved = _element_bytes(problem) * (problem.batch * math.prod(problem.in_size) + problem.pixels) * problem.out_channels
-    return moved / _DEPTHWISE_BYTES
+def _depthwise_bytes_us(problem: Problem, again: float = 1.0) -> float:
+    """x counts for each filter of a channel, as so much for those but the first one."""
+    filters = problem.in_channels + again * (problem.out_channels - problem.in_channels)
+    moved = problem.batch * math.prod(problem.in_size) * filters + problem.pixels * problem.out_channels
+    return _element_bytes(problem) * moved / _DEPTHWISE_BYTES
+
+
+def _framed_outputs(problem: Problem) -> int:
+    """Count those of an image and a filter that see padding which is not zeros."""
+    if problem.padding_mode == "zeros":
+        return 0
+    inner = 1
+    for axis in range(2):
+        taps, stride, size, outputs = (of[axis] for of in (problem.kernel, problem.stride, problem.in_size, problem.out_size))
+        padding = problem.padding[2 * axis]
+        first, last = -(-padding // stride), size - (taps - 1) * problem.dilation[axis] - 1 + padding
+        inner *= max(0, min(outputs, last // stride + 1 if last >= 0 else 0) - first)
+    return math.prod(problem.out_size) - inner
+
+
+def _frame_us(problem: Problem) -> float:
+    """Estimate the outputs that see padding which is not zeros, made after all others."""
+    of_filter = _framed_outputs(problem) * math.prod(problem.kernel) * problem.batch * problem.out_channels
+    return of_filter * _FRAME_PRODUCTS[problem.kernel[1] not in (3, 5, 7)]
+
+
+def _pads_in_vain(problem: Problem) -> bool:
+    """Tell whether most outputs see padding which is not zeros."""
+    return 2 * _framed_outputs(problem) > math.prod(problem.out_size)
 
 
 # The same of walks of 16-bit types in channels_last by 5 rows of taps or more, by their stride, measured on an H100; and of 5
@@ -71,12 +100,20 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
     """The longer of its bytes and its products."""
     taps, step = problem.kernel, problem.stride
     walks = taps[0] == taps[1] and taps[0] in (3, 5, 7, 9, 11) and step[0] == step[1] <= 2 and problem.dilation == (1, 1)
-    if problem.dtype != "float32" and problem.layout == "nchw":
-        return Estimate(_contiguous_depthwise_us(problem, card, walks))
     products = problem.pixels * problem.out_channels * problem.products
+    has_vectors = problem.out_channels == problem.in_channels and problem.in_channels % 4 == 0
+    rings = walks and problem.layout == "nhwc" and taps[0] == 3 and step[0] == 1 and problem.in_channels % 8 == 0
+    if problem.layout == "nhwc" and not rings and (not (walks or has_vectors) or _pads_in_vain(problem)):
+        us = fma_direct(problem, card, tiles, workspace_limit).us  # which runs it, and has the name
+        return Estimate(us + 0.1)
+    if _pads_in_vain(problem) and not rings:
+        return Estimate(_DEPTHWISE + products * _PADDED_PRODUCTS)
+    padded = 0.0 if rings else _frame_us(problem)
+    if problem.dtype != "float32" and problem.layout == "nchw":
+        return Estimate(_contiguous_depthwise_us(problem, card, walks) + padded)
     if problem.layout == "nhwc" and not walks:
         by_products = products / (_SLIDING_PRODUCTS * card.compute_units)
-        return Estimate(_DEPTHWISE + max(_SLIDING_BYTES * _depthwise_bytes_us(problem), by_products))
+        return Estimate(_DEPTHWISE + _SLIDING_BYTES * _depthwise_bytes_us(problem) + by_products + padded)
     has_strips = problem.layout == "nhwc" and problem.dtype != "float32" and taps[0] >= 5
     if not has_strips:
         rate = _DEPTHWISE_PRODUCTS[walks]
@@ -84,7 +121,8 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
         rate = _RING_PRODUCTS
     else:
         rate = _WALKING_PRODUCTS[step[0]]
-    return Estimate(_DEPTHWISE + max(_depthwise_bytes_us(problem), products / (rate * card.compute_units)))
+    bytes_us = _depthwise_bytes_us(problem, 1.0 if walks else 0.2)
+    return Estimate(_DEPTHWISE + max(bytes_us, products / (rate * card.compute_units)) + padded)
 
 
 def _comes_by_planes(problem: Problem, card: Card) -> bool:
@@ -166,7 +204,8 @@ def depthwise_banded(problem: Problem, card: Card, tiles: Tiles, workspace_limit
     windows = -(-(2 + 7 * problem.stride[1] + (problem.kernel[1] - 1) * problem.dilation[1]) // 16)
     products = steps * groups * problem.kernel[0] * windows * down * (atoms + 2)
     waves = (0.032 * steps * groups + 0.0028 * products + 0.0037 * problem.out_channels * strips) / card.compute_units
-    return Estimate(1.14 * (4.7 + 1.3 * _depthwise_bytes_us(problem) + waves), _tile(problem, card, tiles))
+    us = 1.14 * (4.7 + 1.3 * _depthwise_bytes_us(problem) + waves) + _frame_us(problem)
+    return Estimate(us, _tile(problem, card, tiles))
 
 
 _ROLLING, _ROLLING_STEP = 1.7, 0.165  # microseconds, but for what follows, and of a row of outputs of a wave
@@ -189,7 +228,8 @@ def depthwise_rolling(problem: Problem, card: Card, tiles: Tiles, workspace_limi
         waves = -(-(-(-strips * segments // tile[0]) * problem.out_channels) // card.compute_units)
         return (each * waves + _ROLLING_STEP) * (-(-rows // segments) + halo)
 
-    return Estimate(_ROLLING + min(steps_us(segments) for segments in range(1, 1 + min(rows, 32))), tile)
+    us = _ROLLING + min(steps_us(segments) for segments in range(1, 1 + min(rows, 32)))
+    return Estimate(us + _frame_us(problem), tile)
 
 
 _STRIPS = 2.0  # microseconds, but for its steps
@@ -400,6 +440,18 @@ def fma_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -
 
     best = min(tiles, key=cost)
     return Estimate(_FMA_LAUNCH + cost(best) + size / _FMA_BYTES, best)
+
+
+_FMA_DIRECT, _FMA_DIRECT_CYCLES = 2.0, 1750  # microseconds, but for its blocks; their cycles in a microsecond
+
+
+def fma_direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """The cycles that its host code counts: of 290 calls on an H200 8 in 10 are within a third.
+
+    It has to be less by a tenth.
+    """
+    cycles = fma_direct_tiling.cycles(problem, card.compute_units, card.arch)
+    return Estimate(1.1 * (_FMA_DIRECT + cycles / _FMA_DIRECT_CYCLES))
 
 
 def relaid_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:

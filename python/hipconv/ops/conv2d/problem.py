@@ -26,6 +26,7 @@ class Problem(NamedTuple):
     dtype: str  # "bfloat16"
     layout: str  # "nhwc", "nchw": of x
     float32_precision: str = "ieee"  # or "tf32", where the card has it; "ieee" of other dtypes
+    padding_mode: str = "zeros"
 
     @property
     def pixels(self) -> int:

@@ -100,6 +100,11 @@ ALGORITHMS = {
         "float32 as sums of three products of TF32 parts, on the matrix cores of sm_80 and later, in implicit_gemm's tiles",
         costs.split_implicit_gemm,
     ),
+    "fma_direct": Algorithm(
+        "plain products on a patch of x in LDS: few channels of a group, any stride, dilation and padding mode",
+        costs.fma_direct,
+        plain=True,
+    ),
     "fma_gemm": Algorithm(
         "plain products in float32, in tiles as narrow as filters are few, operands read element by element",
         costs.fma_gemm,
