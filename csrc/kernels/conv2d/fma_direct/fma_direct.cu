@@ -110,7 +110,7 @@ double cut_segments(FmaDirectParams& p, int64_t compute_units, double least) {
     // Instructions of a thread: of a row of outputs; to bring rows of x, and the filters.
     const bool is_whole = p.sees == QuadSees::four_channels, is_one = p.sees == QuadSees::one_channel;
     const double columns = columns_read(p);
-    const double out_row = instructions_of_row(p) * p.group_channels + (p.across ? 300 : 2600);
+    const double out_row = instructions_of_row(p) * p.group_channels + (is_across(c.out, c.out_channels) ? 300 : 2600);
     const int64_t units = int64_t{p.columns} * p.units * p.splits;
     const double bring = 280.0 * double(ceil_of(units, threads)), times = c.padding_mode == PaddingMode::zeros ? 1 : 2;
     const double bring_row = (p.unit_bytes >= 4 ? 8 : 25) * times * double(ceil_of(units, threads)) / p.splits;

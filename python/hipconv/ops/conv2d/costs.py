@@ -61,9 +61,10 @@ _FRAME_PRODUCTS, _PADDED_PRODUCTS = (0.95e-6, 2.9e-6), 1.2e-6
 
 
 def _depthwise_bytes_us(problem: Problem, again: float = 1.0) -> float:
-    """x counts for each filter of a channel, as so much for those but the first one."""
+    """x counts for each filter of a channel, as so much for those but the first one; rows that no filter sees do not."""
     filters = problem.in_channels + again * (problem.out_channels - problem.in_channels)
-    moved = problem.batch * math.prod(problem.in_size) * filters + problem.pixels * problem.out_channels
+    seen = math.prod(problem.in_size) * min(1.0, problem.kernel[0] / problem.stride[0])
+    moved = problem.batch * seen * filters + problem.pixels * problem.out_channels
     return _element_bytes(problem) * moved / _DEPTHWISE_BYTES
 
 
@@ -164,7 +165,7 @@ def _contiguous_depthwise_us(problem: Problem, card: Card, walks: bool) -> float
     A walk makes the products of whole pairs of columns, and of rows above and below the image.
     """
     planes = problem.batch * problem.out_channels
-    bytes_us = _depthwise_bytes_us(problem)
+    bytes_us = _depthwise_bytes_us(problem, 1.0 if walks else 0.15)
     outputs, taps = planes * math.prod(problem.out_size), math.prod(problem.kernel)
     odd = outputs / 1e6 if problem.in_size[1] % 2 else 0.0  # whose rows are read element by element
     units = card.compute_units
@@ -174,7 +175,7 @@ def _contiguous_depthwise_us(problem: Problem, card: Card, walks: bool) -> float
         return 2.6 + (2.6 if problem.stride[0] == 1 else 6.1) * outputs / 1e6 * 132 / units
     if not walks:  # fit 14 layers on an H100: 13 are within a fifth
         known = 0.7 if problem.kernel[0] in (3, 5, 7) else 1  # rows of filters, by a kernel of their own
-        each = known * (0.9 + 0.15 * taps + 0.6 * problem.kernel[1]) if _slides_down(problem) else 1 + 0.4 * taps
+        each = known * (0.9 + 0.15 * taps + 0.6 * problem.kernel[1]) if _slides_down(problem) else 1 + 0.35 * taps
         return 3.0 + 0.9 * bytes_us + each * outputs / 1e6 * 132 / units
     rows = problem.out_size[0] + (problem.kernel[0] - 1) / problem.stride[0]
     walked = planes * rows * 2 * -(-problem.out_size[1] // 2) * taps
@@ -204,8 +205,8 @@ def depthwise_banded(problem: Problem, card: Card, tiles: Tiles, workspace_limit
     windows = -(-(2 + 7 * problem.stride[1] + (problem.kernel[1] - 1) * problem.dilation[1]) // 16)
     products = steps * groups * problem.kernel[0] * windows * down * (atoms + 2)
     waves = (0.032 * steps * groups + 0.0028 * products + 0.0037 * problem.out_channels * strips) / card.compute_units
-    us = 1.14 * (4.7 + 1.3 * _depthwise_bytes_us(problem) + waves) + _frame_us(problem)
-    return Estimate(us, _tile(problem, card, tiles))
+    us = (1.6 if problem.stride[1] > 2 else 1.14) * (4.7 + 1.3 * _depthwise_bytes_us(problem) + waves)
+    return Estimate(us + _frame_us(problem), _tile(problem, card, tiles))
 
 
 _ROLLING, _ROLLING_STEP = 1.7, 0.165  # microseconds, but for what follows, and of a row of outputs of a wave

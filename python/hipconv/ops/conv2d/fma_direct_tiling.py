@@ -40,7 +40,8 @@ class Call(NamedTuple):
     group_channels: int
     batch: int
     bytes: int  # of an element
-    across: bool
+    across: bool  # x has its channels beside each other
+    stores_across: bool  # out has
     unit_bytes: int
     has_zeros: bool
 
@@ -104,6 +105,7 @@ def call_of(problem: Problem) -> Call:
         batch=problem.batch,
         bytes=size,
         across=across,
+        stores_across=problem.layout == "nhwc",
         unit_bytes=units[0] if units else size,
         has_zeros=problem.padding_mode == "zeros",
     )
@@ -187,7 +189,7 @@ def cycles_of(call: Call, t: Tiling, compute_units: int, lds: Lds) -> float:
     resident = min(lds.of_unit // (t.lds + 1024), 512 // threads)
     if resident < 1:
         return math.inf
-    out_row = call.instructions_of_row * call.group_channels + (300 if call.across else 2600)
+    out_row = call.instructions_of_row * call.group_channels + (300 if call.stores_across else 2600)
     turns = _ceil(t.columns * t.units * t.splits, threads)
     bring_row = (8 if call.unit_bytes >= 4 else 25) * (1 if call.has_zeros else 2) * turns / t.splits
     products = call.rows.taps * call.columns.taps * call.group_channels
