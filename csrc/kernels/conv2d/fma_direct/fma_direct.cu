@@ -1,7 +1,7 @@
 // The host side of `fma_direct`: what it serves, how it cuts a call, and its launch.
 #include <hip/hip_runtime.h>
 
-#include <algorithm>
+#include <utility>
 
 #include "../common/launchers.h"
 #include "../common/residual.h"
@@ -13,6 +13,16 @@
 namespace hipconv {
 
 namespace {
+
+// torch's loader for ROCm makes those of the standard library the device's own.
+template <typename T>
+constexpr T smaller(T a, T b) {
+    return b < a ? b : a;
+}
+template <typename T>
+constexpr T larger(T a, T b) {
+    return a < b ? b : a;
+}
 
 // The same convolution with rows and columns exchanged.
 Conv2dParams turned(Conv2dParams c) {
@@ -61,7 +71,7 @@ bool use_lds(FmaDirectParams& p, int quads, int groups, int rows) {
     const int64_t seen = (begins ? whole : whole + 1) * p.group_channels;
     const bool begins_units = begins && (filters / p.group_filters * p.group_channels) % of_unit == 0 &&
                               (filters >= p.group_filters || p.group_channels % of_unit == 0);
-    const int64_t all = std::min<int64_t>(seen + (begins_units ? 0 : of_unit - 1), round_up(c.in_channels, of_unit));
+    const int64_t all = smaller<int64_t>(seen + (begins_units ? 0 : of_unit - 1), round_up(c.in_channels, of_unit));
     const int64_t units = ceil_of(all, of_unit),
                   columns = (groups * kFmaDirectColumns - 1) * int64_t{p.step_w} + c.kernel_width;
     int64_t column_bytes = round_up(units * p.unit_bytes, 16);
@@ -80,13 +90,13 @@ bool use_lds(FmaDirectParams& p, int quads, int groups, int rows) {
     p.column_bytes = static_cast<int32_t>(column_bytes), p.filters_bytes = static_cast<int32_t>(filters_bytes);
     p.lds_bytes = static_cast<int32_t>(lds);
     const int64_t of_row = columns * units, threads = int64_t{quads} * groups * rows;
-    p.splits = static_cast<int32_t>(std::clamp<int64_t>(threads / of_row, 1, int64_t{rows} * p.step_h));
+    p.splits = static_cast<int32_t>(smaller(larger<int64_t>(threads / of_row, 1), int64_t{rows} * p.step_h));
     if (p.splits > ring_rows) p.splits = static_cast<int32_t>(ring_rows);
     return true;
 }
 
 // Columns of x that a thread reads of a row, in all phases.
-double columns_read(const FmaDirectParams& p) { return 7.0 * std::min(p.step_w, p.conv.kernel_width) + p.conv.kernel_width; }
+double columns_read(const FmaDirectParams& p) { return 7.0 * smaller(p.step_w, p.conv.kernel_width) + p.conv.kernel_width; }
 
 // Instructions of a thread for a row of outputs, of one channel.
 double instructions_of_row(const FmaDirectParams& p) {
@@ -94,7 +104,7 @@ double instructions_of_row(const FmaDirectParams& p) {
     const double loads = p.sees == QuadSees::any_channels ? 4 : 1, conversions = p.conv.dtype == DType::f32 ? 0
                                                                                  : is_one                   ? 1
                                                                                                             : 4;
-    const double phases = std::min(p.step_w, p.conv.kernel_width);
+    const double phases = smaller(p.step_w, p.conv.kernel_width);
     return p.conv.kernel_height * (columns_read(p) * (loads + conversions + 0.5) + p.conv.kernel_width * 39.0 + 35 * phases);
 }
 
@@ -105,7 +115,7 @@ double cut_segments(FmaDirectParams& p, int64_t compute_units, double least) {
     const Conv2dParams& c = p.conv;
     const int bytes = element_bytes(c.dtype), taps = c.kernel_height * c.kernel_width;
     const int threads = static_cast<int>(round_up(int64_t{p.quads} * p.groups * p.rows, 32));
-    const double resident = std::min(kFmaDirectUnitLds / (p.lds_bytes + 1024), 512 / threads);
+    const double resident = smaller(kFmaDirectUnitLds / (p.lds_bytes + 1024), 512 / threads);
     if (resident < 1) return 0;
     // Instructions of a thread: of a row of outputs; to bring rows of x, and the filters.
     const bool is_whole = p.sees == QuadSees::four_channels, is_one = p.sees == QuadSees::one_channel;
@@ -129,11 +139,11 @@ double cut_segments(FmaDirectParams& p, int64_t compute_units, double least) {
         const double x_rows = double(rows - 1) * p.step_h + c.kernel_height;
         const double issue = threads / (4 * 32 * 0.72) * (filters + steps * (out_row + bring + 60) + x_rows * bring_row);
         const double second_cache = x_rows * p.columns * p.units * p.unit_bytes / 13.8, lds = threads / 32.0 * steps * accesses;
-        const double a_unit = blocks / double(compute_units), together = std::clamp(a_unit, 1.0, resident);
+        const double a_unit = blocks / double(compute_units), together = smaller(larger(a_unit, 1.0), resident);
         const double rounds = a_unit / resident > 5 ? a_unit / resident + 0.5 : double(int64_t(a_unit / resident + 0.97));
-        const double busy = together * std::max({issue, second_cache, lds});
+        const double busy = together * larger(issue, larger(second_cache, lds));
         const double waits = 2640 + steps * (3450 + 3.6 * out_row) + 2.6 * x_rows * bring_row;
-        const double cycles = std::max(rounds, 1.0) * (std::max(busy, waits) + 0.29 * std::min(busy, waits));
+        const double cycles = larger(rounds, 1.0) * (larger(busy, waits) + 0.29 * smaller(busy, waits));
         if (cycles >= least) continue;
         least = best = cycles;
         p.segment_rows = static_cast<int32_t>(rows), p.segments = static_cast<int32_t>(count);
@@ -182,7 +192,7 @@ double plan_fma_direct(const Conv2dParams& conv, FmaDirectParams& best) {
         if (most < 4 && least < 1e300) break;
         // Lanes along filters, evenly for all blocks, but by whole sectors.
         const int64_t even = ceil_of(all_quads, ceil_of(all_quads, most));
-        const int quads = static_cast<int>(std::min<int64_t>(even <= 4 ? even : round_up(even, 4), most));
+        const int quads = static_cast<int>(smaller<int64_t>(even <= 4 ? even : round_up(even, 4), most));
         if (quads == before) continue;
         before = quads;
         for (int groups = 1; groups <= 2 && groups <= all_groups; ++groups) {

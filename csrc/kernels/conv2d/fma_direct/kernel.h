@@ -54,14 +54,15 @@ struct FmaDirectSource {
 
 // Brings `count` rows of x, from row `first` of the block's on, to row `slot` of the ring and those behind it.
 template <typename Unit, int kElement>
-HIPCONV_INLINE void bring_units(const FmaDirectParams& p, const FmaDirectSource& source, char* ring, int first, int count,
-                                int slot) {
+HIPCONV_INLINE void bring_units(const FmaDirectParams& parameter, const FmaDirectSource& source, char* ring, int first,
+                                int count, int slot) {
     constexpr bool kCopies = kCopiesPastRegisters && sizeof(Unit) >= 4;
-    constexpr int kAtOnce = 4, kOfUnit = static_cast<int>(sizeof(Unit)) / kElement;
+    constexpr int kAtOnce = kCopies ? 4 : 2, kOfUnit = static_cast<int>(sizeof(Unit)) / kElement;
+    const FmaDirectParams& p = first_parameter_again(parameter);
     const Conv2dParams& c = p.conv;
     const int64_t pitch = c.x.row_stride * kElement;
     const int height = c.in_height, dilation = c.dilation_h, row_bytes = p.row_bytes, ring_bytes = p.ring_rows * row_bytes;
-    const int splits = static_cast<int>(p.splits), of_row = p.columns * p.units, threads = static_cast<int>(blockDim.x);
+    const int splits = p.splits, of_row = p.columns * p.units, threads = static_cast<int>(blockDim.x);
     const bool is_zeros = c.padding_mode == PaddingMode::zeros;
     for (int i = static_cast<int>(threadIdx.x); i < of_row * splits; i += threads) {
         const int split = divide(i, p.divide_by_row), in_row = i - split * of_row;
@@ -126,11 +127,11 @@ HIPCONV_INLINE void bring_rows(const FmaDirectParams& parameter, const FmaDirect
                                int count, int slot) {
     const FmaDirectParams& p = first_parameter_again(parameter);
     if (p.unit_bytes == 16)
-        bring_units<Words4, kElement>(p, source, ring, first, count, slot);
+        bring_units<Words4, kElement>(parameter, source, ring, first, count, slot);
     else if (p.unit_bytes == 4)
-        bring_units<uint32_t, kElement>(p, source, ring, first, count, slot);
+        bring_units<uint32_t, kElement>(parameter, source, ring, first, count, slot);
     else if constexpr (kElement == 2)
-        bring_units<uint16_t, kElement>(p, source, ring, first, count, slot);
+        bring_units<uint16_t, kElement>(parameter, source, ring, first, count, slot);
 }
 
 // Brings the block's filters to LDS: for each product of a filter a vector of the same one of four filters.
@@ -287,10 +288,12 @@ struct QuadOfColumn<T, QuadSees::four_channels> {
 };
 
 template <typename T, QuadSees kSees>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kFmaDirectThreads, 2) conv2d_fma_direct(FmaDirectParams p) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kFmaDirectThreads, 2)
+    conv2d_fma_direct(HIPCONV_IN_PLACE const FmaDirectParams parameter) {
     HIPCONV_LARGE_SHARED(Words4, lds, kCopiesPastRegisters ? 1 : kFmaDirectLds / 16);
     constexpr int kBytes = sizeof(T), kColumns = kFmaDirectColumns;
     let_next_kernel_begin();
+    const FmaDirectParams& p = first_parameter_again(parameter);
     const FmaDirectPlace at(p, blockIdx.x);
     const FmaDirectSource source(p, at, kBytes);
     char* const ring = reinterpret_cast<char*>(lds) + p.filters_bytes;
@@ -301,12 +304,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFmaDirectThreads, 2) conv2d_fma_direct(Fm
     const bool has_work = group < p.groups && k < p.conv.out_channels;
     const int rows_of_x = (at.behind - at.row - 1) * p.step_h + p.conv.kernel_height;  // that the block sees
     wait_for_kernel_before();
-    bring_filters<T>(p, reinterpret_cast<float*>(lds), at.filter);
+    bring_filters<T>(parameter, reinterpret_cast<float*>(lds), at.filter);
 
     QuadChannels<kSees> channels;
     Pair bias[2] = {};
     {
-        const FmaDirectParams& again = first_parameter_again(p);
+        const FmaDirectParams& again = first_parameter_again(parameter);
         const Conv2dParams& c = again.conv;
         const auto filter = [&](int i) { return k + i < c.out_channels ? k + i : c.out_channels - 1; };
 #pragma unroll
@@ -326,22 +329,23 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFmaDirectThreads, 2) conv2d_fma_direct(Fm
     int slot = row_of_step * p.step_h;  // where the ring has the thread's first row of x
     int brought = 0, next_slot = 0;     // how many rows were brought to LDS, and where the next ones come
 #pragma unroll 1
-    for (int row = at.row; row < at.behind; row += p.rows) {
-        const int first_seen = (row - at.row) * p.step_h;
-        int seen = first_seen + (p.rows - 1) * p.step_h + p.conv.kernel_height;
+    for (int row = at.row, rows = p.rows; row < at.behind; row += rows) {
+        const FmaDirectParams& step = first_parameter_again(parameter);
+        const int first_seen = (row - at.row) * step.step_h;
+        int seen = first_seen + (step.rows - 1) * step.step_h + step.conv.kernel_height;
         if (seen > rows_of_x) seen = rows_of_x;
         if (first_seen > brought) {  // nobody sees the rows between
             next_slot += first_seen - brought, brought = first_seen;
-            while (next_slot >= p.ring_rows) next_slot -= p.ring_rows;
+            while (next_slot >= step.ring_rows) next_slot -= step.ring_rows;
         }
-        bring_rows<kBytes>(p, source, ring, brought, seen - brought, next_slot);
+        bring_rows<kBytes>(parameter, source, ring, brought, seen - brought, next_slot);
         next_slot += seen - brought, brought = seen;
-        if (next_slot >= p.ring_rows) next_slot -= p.ring_rows;
+        if (next_slot >= step.ring_rows) next_slot -= step.ring_rows;
         close_copies();
         wait_for_copies<0>();
         __syncthreads();
         if (has_work && row + row_of_step < at.behind) {
-            const FmaDirectParams& again = first_parameter_again(p);
+            const FmaDirectParams& again = first_parameter_again(parameter);
             const int height = again.conv.kernel_height, width = again.conv.kernel_width, pitch = again.filter_pitch;
             const int phases = again.step_w < width ? again.step_w : width, all_channels = again.group_channels;
             const int next_column = again.step_w * again.column_bytes, next_tap = phases * pitch;
@@ -395,11 +399,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFmaDirectThreads, 2) conv2d_fma_direct(Fm
                 }
             }
             const int of_grid = at.column + group * kColumns;
-            store_quads(p, sums, at.image, k, at.grid_row + (row + row_of_step) * again.apart_h,
+            store_quads(parameter, sums, at.image, k, at.grid_row + (row + row_of_step) * again.apart_h,
                         at.grid_column + of_grid * again.apart_w);
         }
-        slot += p.rows * p.step_h;
-        while (slot >= p.ring_rows) slot -= p.ring_rows;
+        slot += step.rows * step.step_h;
+        while (slot >= step.ring_rows) slot -= step.ring_rows;
         __syncthreads();
     }
 }

@@ -9,8 +9,8 @@ namespace hipconv {
 constexpr int kQuad = 4;                // filters of a thread
 constexpr int kFmaDirectColumns = 8;    // of outputs, of a thread
 constexpr int kFmaDirectThreads = 256;  // of a block, at most
-// Bytes of LDS of a block, at most, and of a compute unit.
-constexpr int kFmaDirectLds = kCopiesPastRegisters ? 100 * 1024 : 32 * 1024;
+// Bytes of LDS of a block, at most (NVIDIA's smaller cards have 99 KB for one), and of a compute unit.
+constexpr int kFmaDirectLds = kCopiesPastRegisters ? 96 * 1024 : 32 * 1024;
 constexpr int kFmaDirectUnitLds = kCopiesPastRegisters ? 224 * 1024 : 64 * 1024;
 
 // The four filters of a thread see this of a column of x.
@@ -39,8 +39,8 @@ struct FmaDirectParams {
     bool out_by_quads, residual_by_quads, out_by_rows;
     int64_t to_residual;  // bytes from an output to what is added to it, if by quads
     uint32_t blocks;
-    SmallDivisor divide_by_quads, divide_by_rows, divide_by_row,
-        divide_by_inner;                                               // inner: units or columns, whatever lanes lie along
+    SmallDivisor divide_by_quads, divide_by_rows;                      // lanes
+    SmallDivisor divide_by_row, divide_by_inner;                       // units of a row of x, and those that lanes lie along
     SmallDivisor divide_by_products, divide_by_taps, divide_by_width;  // of a filter
     Divisor divide_by_quad_blocks, divide_by_tiles, divide_by_apart_w, divide_by_segments, divide_by_apart_h;
     Divisor divide_by_group_filters;

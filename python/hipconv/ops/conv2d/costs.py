@@ -205,7 +205,7 @@ def depthwise_banded(problem: Problem, card: Card, tiles: Tiles, workspace_limit
     windows = -(-(2 + 7 * problem.stride[1] + (problem.kernel[1] - 1) * problem.dilation[1]) // 16)
     products = steps * groups * problem.kernel[0] * windows * down * (atoms + 2)
     waves = (0.032 * steps * groups + 0.0028 * products + 0.0037 * problem.out_channels * strips) / card.compute_units
-    us = (1.6 if problem.stride[1] > 2 else 1.14) * (4.7 + 1.3 * _depthwise_bytes_us(problem) + waves)
+    us = (1.6 if problem.stride[1] > 3 else 1.14) * (4.7 + 1.3 * _depthwise_bytes_us(problem) + waves)
     return Estimate(us + _frame_us(problem), _tile(problem, card, tiles))
 
 

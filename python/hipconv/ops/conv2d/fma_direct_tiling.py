@@ -19,7 +19,7 @@ class Lds(NamedTuple):
 
 
 def lds_of(arch: str) -> Lds:
-    return Lds(100 << 10, 224 << 10) if arch.startswith("sm_") else Lds(32 << 10, 64 << 10)
+    return Lds(96 << 10, 224 << 10) if arch.startswith("sm_") else Lds(32 << 10, 64 << 10)
 
 
 class Axis(NamedTuple):
