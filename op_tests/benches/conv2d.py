@@ -38,6 +38,7 @@ from conv2d.cases import (
     LAYER_KINDS,
     LAYOUTS,
     MODELS,
+    RANDOM_MODELS,
     TIMM_MODELS,
     Case,
     kind_of_layer,
@@ -194,9 +195,13 @@ def miopen_solvers(cases: list[Case]) -> dict[int, str]:
 
 def main() -> int:
     parser, _ = parser_for(__doc__, "simt")
-    models = (*dict.fromkeys((*MODELS, *TIMM_MODELS)), "timm")
+    models = (*dict.fromkeys((*MODELS, *TIMM_MODELS)), "timm", *RANDOM_MODELS)
     parser.add_argument(
-        "--model", type=list_of(choice_of(*models)), nargs="+", default=[["resnet50"]], help="timm: the 20 of timm"
+        "--model",
+        type=list_of(choice_of(*models)),
+        nargs="+",
+        default=[["resnet50"]],
+        help="timm: the 20 of timm; random_…: 200 layers that no model need have",
     )
     parser.add_argument(
         "--only", type=list_of(choice_of(*LAYER_KINDS)), nargs="+", default=[LAYER_KINDS], help="kinds of layers"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import benches.conv2d
-from conv2d.cases import EDGE, LAYER_KINDS, MODELS, TIMM_MODELS, kind_of_layer, model_cases, model_layers
+from conv2d.cases import EDGE, LAYER_KINDS, MODELS, RANDOM_MODELS, TIMM_MODELS, kind_of_layer, model_cases, model_layers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -114,5 +114,9 @@ def test_the_shape_sets_are_whole() -> None:
     assert len(TIMM_MODELS) == 20 and len(layers) == 657 and sum(calls for _, calls in layers) == 1674
     assert {kind_of_layer(case) for case, _ in layers} == set(LAYER_KINDS)
     assert len(set(EDGE)) == len(EDGE)
+    for model in RANDOM_MODELS:
+        cases = model_cases(model)
+        assert cases == model_cases(model) and len(cases) == 200 and all(min(case.out_size) >= 1 for case in cases)
+        assert {kind_of_layer(case) == "depthwise" for case in cases} == {model == "random_depthwise"}
     flux = [case.macs for case in model_cases("flux2_vae")]
     assert max(flux) == 256 * 256 * 512 * 512 * 9

@@ -164,6 +164,9 @@ def model_cases(model: str) -> list[Case]:
 
 def model_layers(model: str) -> list[tuple[Case, int]]:
     """The same, with how often the model calls each: 1 where that is not known (the VAEs)."""
+    if model in RANDOM_MODELS:
+        rng = random.Random(model)
+        return [(RANDOM_MODELS[model](rng), 1) for _ in range(200)]
     if model in TIMM_MODELS:
         return [(_layer(1, *row[:13]), row[13]) for row in _shapes("timm_conv2d.json")[model]]
     return [(_layer(*row), 1) for row in _shapes("shapes.json")[model]]
@@ -175,6 +178,49 @@ def _layer(*s: int) -> Case:
     """
     more: dict[str, Any] = {"stride": (s[7], s[8]), "padding": (s[9], s[10]), "dilation": (s[11], s[12])}
     return Case(s[0], s[1], s[2], s[3], s[4], s[5], s[6], groups=s[13] if len(s) > 13 else 1, **more)
+
+
+def _random_depthwise(rng: random.Random) -> Case:
+    """Any filters a channel, filter, stride and dilation, of images that 32 of make 16 MB or more as a rule."""
+    while True:
+        C = rng.choice((32, 36, 48, 64, 72, 96, 100, 120, 128, 130, 144, 160, 192, 240, 256, 288, 384, 512, 728, 960, 1280))
+        H, W = (rng.choice((7, 9, 10, 14, 15, 19, 20, 28, 32, 35, 40, 56, 64, 75, 80, 112)) for _ in range(2))
+        R, S = rng.choice(((3, 3), (3, 3), (5, 5), (7, 7), (9, 9), (11, 11), (1, 7), (7, 1), (3, 5), (5, 1), (2, 2), (4, 4)))
+        stride, dilation = rng.choice((1, 1, 2, 2, 3, 4)), rng.choice((1, 1, 1, 2, 3))
+        padding = ((R - 1) * dilation // 2, (S - 1) * dilation // 2)
+        more: dict[str, Any] = {"stride": (stride, stride), "dilation": (dilation, dilation)}
+        case = depthwise(C, H, W if rng.random() < 0.2 else H, R, S, padding, rng.choice((1, 1, 1, 2, 3, 4)), **more)
+        if min(case.out_size) >= 1 and 16e6 < 64 * (C * case.H * case.W + case.K * math.prod(case.out_size)) < 120e6:
+            return case
+
+
+def _random_layer(rng: random.Random) -> Case:
+    """Groups, few channels or filters, patches, 1x1, tiny images and dense layers, none of them depthwise."""
+    size, stride = rng.choice((7, 8, 14, 16, 20, 28, 35, 40, 56, 64, 96, 112)), rng.choice((1, 1, 2))
+    k = rng.choice((1, 3, 3, 5))
+    many = (20, 32, 48, 64, 96, 128, 160, 192, 256, 320, 512, 640)
+    C, K, groups = rng.choice(many), rng.choice(many), 1
+    match rng.choice(("groups", "groups", "few in", "few out", "patches", "1x1", "tiny", "dense")):
+        case "groups":
+            groups, of_group = rng.choice((2, 4, 8, 16, 32, 64)), rng.choice((2, 3, 4, 6, 8, 10, 16, 24, 32, 48))
+            C = K = groups * of_group
+        case "few in":
+            C, k = rng.choice((1, 2, 3, 4, 6, 8)), rng.choice((3, 4, 5, 7))
+        case "few out":
+            K, k = rng.choice((1, 2, 3, 4, 8, 12, 16)), rng.choice((1, 3, 5, 7))
+        case "patches":
+            C, k = 3, rng.choice((4, 8, 14, 16))
+            size, stride = k * rng.choice((7, 14, 16)), k
+        case "1x1":
+            C, K, k = rng.choice((16, 24, 40, 112, 480, 960, 2048)), rng.choice((24, 80, 192, 672, 1024)), 1
+        case "tiny":
+            size, k = rng.choice((1, 3, 5, 7)), rng.choice((1, 1, 3))
+    padding = 0 if k == stride > 1 or k > size else k // 2
+    return Case(1, C, max(size, k), max(size, k), K, k, k, stride=(stride, stride), padding=padding, groups=groups)
+
+
+RANDOM_MODELS = {"random_depthwise": _random_depthwise, "random_layers": _random_layer}
+"""200 layers each, the same every time, of what no model in the files need have; batch 32 is meant."""
 
 
 @functools.cache
