@@ -8,6 +8,7 @@
 // they have room. Where it is cheaper the window slides along columns of x: then the image is turned on its side.
 #include <hip/hip_runtime.h>
 
+#include "../common/axes.h"
 #include "../common/epilogue.h"
 #include "kernels.h"
 #include "launch/check.h"
@@ -226,30 +227,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, slide_blocks(kColumns))
 
 // ---- the launch -------------------------------------------------------------------------------------------------------------
 
-// The same convolution with rows and columns exchanged.
-Conv2dParams turned(Conv2dParams c) {
-    const auto exchange = [](int32_t& a, int32_t& b) {
-        const int32_t kept = a;
-        a = b, b = kept;
-    };
-    exchange(c.in_height, c.in_width), exchange(c.out_height, c.out_width), exchange(c.kernel_height, c.kernel_width);
-    exchange(c.stride_h, c.stride_w), exchange(c.pad_top, c.pad_left), exchange(c.dilation_h, c.dilation_w);
-    for (Image* image : {&c.x, &c.weight, &c.out, &c.residual}) {
-        const int64_t rows = image->row_stride;
-        image->row_stride = image->column_stride, image->column_stride = rows;
-    }
-    return c;
-}
-
 // Plans a call with `columns` outputs a thread, and estimates its cycles.
 SlideParams slide_plan(const Conv2dParams& c, int columns, int64_t compute_units, double& cycles) {
     SlideParams p{};
-    int32_t common = c.stride_w;
-    for (int32_t rest = c.dilation_w; rest != 0;) {
-        const int32_t next = common % rest;
-        common = rest, rest = next;
-    }
-    p.phases = c.stride_w / common, p.apart = c.dilation_w / common, p.step = c.stride_w * p.apart;
+    const GridAxis axis(c.stride_w, c.dilation_w);
+    p.phases = axis.step, p.apart = axis.apart, p.step = c.stride_w * p.apart;
     const int taps = c.kernel_height * c.kernel_width;
     p.all = depthwise_blocks(c, true, kQuad, 1, 1);
     const int32_t each = columns * p.apart;

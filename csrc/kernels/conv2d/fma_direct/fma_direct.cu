@@ -1,8 +1,7 @@
 // The host side of `fma_direct`: what it serves, how it cuts a call, and its launch.
 #include <hip/hip_runtime.h>
 
-#include <utility>
-
+#include "../common/axes.h"
 #include "../common/launchers.h"
 #include "../common/residual.h"
 #include "../gemm/layout.h"
@@ -22,25 +21,6 @@ constexpr T smaller(T a, T b) {
 template <typename T>
 constexpr T larger(T a, T b) {
     return a < b ? b : a;
-}
-
-// The same convolution with rows and columns exchanged.
-Conv2dParams turned(Conv2dParams c) {
-    std::swap(c.in_height, c.in_width), std::swap(c.out_height, c.out_width), std::swap(c.kernel_height, c.kernel_width);
-    std::swap(c.stride_h, c.stride_w), std::swap(c.pad_top, c.pad_left), std::swap(c.dilation_h, c.dilation_w);
-    for (Image* image : {&c.x, &c.weight, &c.out, &c.residual}) std::swap(image->row_stride, image->column_stride);
-    return c;
-}
-
-// Cuts an axis into grids: `apart` outputs that share nothing, `step` places of x from an output to the next one of its grid.
-void cut_axis(int32_t taps, int32_t stride, int32_t& dilation, int32_t& apart, int32_t& step) {
-    if (taps == 1) dilation = stride;
-    int32_t common = stride;
-    for (int32_t rest = dilation; rest != 0;) {
-        const int32_t next = common % rest;
-        common = rest, rest = next;
-    }
-    apart = dilation / common, step = stride / common;
 }
 
 // Tells whether an image has its channels beside each other.
@@ -163,8 +143,11 @@ FmaDirectParams describe(const Conv2dParams& conv) {
                                                              : QuadSees::any_channels;
     p.across = is_across(c.x, c.in_channels);
     p.unit_bytes = unit_bytes_of(c);
-    cut_axis(c.kernel_height, c.stride_h, c.dilation_h, p.apart_h, p.step_h);
-    cut_axis(c.kernel_width, c.stride_w, c.dilation_w, p.apart_w, p.step_w);
+    // One row, or column, of taps is dilated by nothing: x is brought without what lies between those that outputs see.
+    if (c.kernel_height == 1) c.dilation_h = c.stride_h;
+    if (c.kernel_width == 1) c.dilation_w = c.stride_w;
+    const GridAxis rows(c.stride_h, c.dilation_h), columns(c.stride_w, c.dilation_w);
+    p.apart_h = rows.apart, p.step_h = rows.step, p.apart_w = columns.apart, p.step_w = columns.step;
     return p;
 }
 

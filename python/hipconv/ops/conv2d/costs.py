@@ -98,7 +98,7 @@ _WALKING_PRODUCTS, _RING_PRODUCTS = {1: 0.05e6, 2: 0.022e6}, 0.03e6
 
 
 def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
-    """The longer of its bytes and its products."""
+    """The longer of its bytes and its products, and outputs that see padding which is not zeros."""
     taps, step = problem.kernel, problem.stride
     walks = taps[0] == taps[1] and taps[0] in (3, 5, 7, 9, 11) and step[0] == step[1] <= 2 and problem.dilation == (1, 1)
     products = problem.pixels * problem.out_channels * problem.products
