@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import itertools
 
 import pytest
@@ -21,20 +20,12 @@ from conv2d.cases import (
     reference_of,
     within,
 )
-from support.backends import EVERYTHING, WAYS, device_of, environment
+from support.backends import EVERYTHING, WAYS, environment
 from support.observe import launches_of
 from support.tensors import DTYPES
 import hipconv
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-SIMT = ("simt-wave64", "simt-wave32-shuffled")
-
-
-@pytest.fixture(params=[*SIMT, *(["gpu"] if torch.cuda.is_available() else [])])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    with environment(**WAYS.get(request.param, {})):
-        yield device_of(request.param)
 
 
 # Filters that stay in registers (3, 5 or 7 square, stride 1 or 2), and all others. Even and odd channels and widths, images

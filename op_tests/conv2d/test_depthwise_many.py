@@ -11,18 +11,12 @@ import pytest
 import torch
 
 from conv2d.cases import ACTIVATIONS, Case, depthwise, mismatch_conv2d, of_integers, reference_of, within
-from support.backends import EVERYTHING, WAYS, device_of, environment
+from support.backends import EVERYTHING, WAYS, environment
 from support.observe import launches_of
 from support.tensors import DTYPES
 import hipconv
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(params=["simt-wave64", "simt-wave32-shuffled", *(["gpu"] if torch.cuda.is_available() else [])])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    with environment(**WAYS.get(request.param, {})):
-        yield device_of(request.param)
 
 
 # Channels that fill no wave, waves of 8 and of 16 columns, rows and columns of outputs that fill no segment and no lane,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conv2d.cases import ACTIVATIONS, Case, depthwise, mismatch_conv2d, of_integers, reference_of, within
-from support.backends import WAYS, device_of, environment
+from support.backends import WAYS, environment
 from support.observe import launches_of
 from support.tensors import DTYPES
 import hipconv
@@ -19,12 +19,6 @@ from hipconv.ops.conv2d import fma_direct_tiling
 from hipconv.ops.conv2d.problem import Problem
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(params=["simt-wave64", "simt-wave32-shuffled", *(["gpu"] if torch.cuda.is_available() else [])])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    with environment(**WAYS.get(request.param, {})):
-        yield device_of(request.param)
 
 
 CASES = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import dataclasses
 import itertools
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from conv2d.cases import LAYOUTS, MODELS, Case, edge_cases, model_cases
-from support.backends import WAYS, environment
+from support.backends import environment
 from support.tensors import DTYPES
 import hipconv
 from hipconv import conv2d_router, jit, targets
@@ -28,12 +27,6 @@ H200, MI300X = Card("sm_90", 132), Card("gfx942", 304)
 
 def problem(C: int, H: int, K: int, R: int = 3, N: int = 1, groups: int = 1) -> Problem:
     return Problem(N, C, (H, H), K, (R, R), (H, H), (1, 1), (R // 2,) * 4, (1, 1), groups, "bfloat16", "nhwc")
-
-
-@pytest.fixture(params=["simt-wave64", "simt-wave32-shuffled", *(["gpu"] if torch.cuda.is_available() else [])])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    with environment(**WAYS.get(request.param, {})):
-        yield torch.device("cuda" if request.param == "gpu" else "cpu")
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -47,12 +47,6 @@ def module(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield found
 
 
-@pytest.fixture(params=["simt-wave64", "simt-wave32-shuffled", *(["gpu"] if torch.cuda.is_available() else [])])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    with environment(**WAYS.get(request.param, {})):
-        yield device_of(request.param)
-
-
 @pytest.fixture(params=["simt-wave64", *(["gpu"] if torch.cuda.is_available() else [])])
 def place(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """A device for what does not depend on waves."""

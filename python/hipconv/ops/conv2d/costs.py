@@ -104,12 +104,12 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
     products = problem.pixels * problem.out_channels * problem.products
     has_vectors = problem.out_channels == problem.in_channels and problem.in_channels % 4 == 0
     rings = walks and problem.layout == "nhwc" and taps[0] == 3 and step[0] == 1 and problem.in_channels % 8 == 0
-    if problem.layout == "nhwc" and not rings and (not (walks or has_vectors) or _pads_in_vain(problem)):
+    pads_in_vain, padded = (False, 0.0) if rings else (_pads_in_vain(problem), _frame_us(problem))
+    if problem.layout == "nhwc" and (pads_in_vain or not (walks or has_vectors)):
         us = fma_direct(problem, card, tiles, workspace_limit).us  # which runs it, and has the name
         return Estimate(us + 0.1)
-    if _pads_in_vain(problem) and not rings:
+    if pads_in_vain:
         return Estimate(_DEPTHWISE + products * _PADDED_PRODUCTS)
-    padded = 0.0 if rings else _frame_us(problem)
     if problem.dtype != "float32" and problem.layout == "nchw":
         return Estimate(_contiguous_depthwise_us(problem, card, walks) + padded)
     if problem.layout == "nhwc" and not walks:

@@ -144,7 +144,7 @@ def tiling_of(call: Call, quads: int, groups: int, rows: int, lds: Lds) -> Tilin
     if not call.across and column_bytes % 32 == 0:
         column_bytes += 16
     row_bytes = columns * column_bytes
-    lanes_bytes = filters * call.bytes % 128 if not call.sees_one and call.sees_four else 16
+    lanes_bytes = filters * call.bytes % 128 if call.sees_four else 16
     for _ in range(8):
         if lanes_bytes == 0 or row_bytes * call.rows.step % 128 == lanes_bytes:
             break
