@@ -19,8 +19,18 @@ def module(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield found
 
 
-@pytest.fixture(params=["simt-wave64", "simt-wave32-shuffled", *(["gpu"] if torch.cuda.is_available() else [])])
+_OF_32_LANES = ["simt-wave32-shuffled", *(["gpu"] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(params=["simt-wave64", *_OF_32_LANES])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """One that kernels run on: simt by waves of 64 and of 32 lanes, and a GPU, if there is one."""
+    with environment(**WAYS.get(request.param, {})):
+        yield device_of(request.param)
+
+
+@pytest.fixture(params=_OF_32_LANES)
+def nvidia(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """The same with the matrix instructions of NVIDIA's cards alone."""
     with environment(**WAYS.get(request.param, {})):
         yield device_of(request.param)

@@ -24,6 +24,7 @@ constexpr Algorithm kAlgorithms[] = {
     {{"depthwise_banded", conv2d_depthwise_banded_refusal, conv2d_depthwise_banded}, conv2d_depthwise_banded_tiles},
     {{"depthwise_rolling", conv2d_depthwise_rolling_refusal, conv2d_depthwise_rolling}, conv2d_depthwise_rolling_tiles},
     {{"depthwise_strips", conv2d_depthwise_strips_refusal, conv2d_depthwise_strips}, conv2d_depthwise_strips_tiles},
+    {{"depthwise_diagonal", conv2d_depthwise_diagonal_refusal, conv2d_depthwise_diagonal}, conv2d_depthwise_diagonal_tiles},
     {{"depthwise", conv2d_depthwise_refusal, conv2d_depthwise}, nullptr},
     {{"relaid_warpgroup_gemm", conv2d_relaid_warpgroup_gemm_refusal, conv2d_relaid_warpgroup_gemm,
       conv2d_relaid_warpgroup_gemm_workspace},

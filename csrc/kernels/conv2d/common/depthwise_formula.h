@@ -2,6 +2,7 @@
 // products by the zeros of a band is wrong. A kernel whose frame is made after it needs no mode of padding.
 #pragma once
 
+#include "device/vec.h"
 #include "epilogue.h"
 #include "padding.h"
 

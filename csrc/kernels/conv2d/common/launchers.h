@@ -104,6 +104,11 @@ std::vector<Conv2dTile> conv2d_depthwise_strips_tiles(const std::string& arch, D
 const char* conv2d_depthwise_strips_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_depthwise_strips(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
+// The same of channels_last images and any stride and dilation along rows: filters are diagonals of matrices. No workspace.
+std::vector<Conv2dTile> conv2d_depthwise_diagonal_tiles(const std::string& arch, DType dtype);
+const char* conv2d_depthwise_diagonal_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_depthwise_diagonal(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
 // Any call, by the formula.
 void conv2d_naive(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 

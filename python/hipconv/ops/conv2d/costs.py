@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from . import direct_tiling, fma_direct_tiling
+from . import depthwise_diagonal_tiling, direct_tiling, fma_direct_tiling
 from .problem import Card, Problem, Tile, Tiles
 
 LEAST_STEPS = 4  # of a part of a split sum: fewer do not pay for writing the part and reading it again
@@ -55,6 +55,7 @@ _DEPTHWISE_PRODUCTS = {True: 0.16e6, False: 0.03e6}
 # A compute unit makes so many products of other filters in channels_last, and bytes take so much of their time beside them:
 # a fit to 28 layers on an H200.
 _SLIDING_PRODUCTS, _SLIDING_BYTES = 0.038e6, 0.66
+_SLIDING_HALVES, _WALKING_FILTERS = 1.4, 2.0  # measured: of 16-bit types; of these with several filters a channel
 # By filters of as many columns, which have kernels of their own, and by any others, an output that sees padding which is not
 # zeros takes so many microseconds a product: where such outputs are made after the others, and where all are.
 _FRAME_PRODUCTS, _PADDED_PRODUCTS = (0.95e-6, 2.9e-6), 1.2e-6
@@ -94,7 +95,7 @@ def _pads_in_vain(problem: Problem) -> bool:
 
 # The same of walks of 16-bit types in channels_last by 5 rows of taps or more, by their stride, measured on an H100; and of 5
 # rows with a stride of 2 by a ring of rows in LDS, where channels are vectors.
-_WALKING_PRODUCTS, _RING_PRODUCTS = {1: 0.05e6, 2: 0.022e6}, 0.03e6
+_WALKING_PRODUCTS, _RING_PRODUCTS = {1: 0.05e6, 2: 0.022e6}, 0.036e6
 
 
 def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -114,7 +115,8 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
         return Estimate(_contiguous_depthwise_us(problem, card, walks) + padded)
     if problem.layout == "nhwc" and not walks:
         by_products = products / (_SLIDING_PRODUCTS * card.compute_units)
-        return Estimate(_DEPTHWISE + _SLIDING_BYTES * _depthwise_bytes_us(problem) + by_products + padded)
+        longer = 1.0 if problem.dtype == "float32" else _SLIDING_HALVES
+        return Estimate(longer * (_DEPTHWISE + _SLIDING_BYTES * _depthwise_bytes_us(problem) + by_products) + padded)
     has_strips = problem.layout == "nhwc" and problem.dtype != "float32" and taps[0] >= 5
     if not has_strips:
         rate = _DEPTHWISE_PRODUCTS[walks]
@@ -122,8 +124,10 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
         rate = _RING_PRODUCTS
     else:
         rate = _WALKING_PRODUCTS[step[0]]
-    bytes_us = _depthwise_bytes_us(problem, 1.0 if walks else 0.2)
-    return Estimate(_DEPTHWISE + max(bytes_us, products / (rate * card.compute_units)) + padded)
+    us = max(_depthwise_bytes_us(problem, 1.0 if walks else 0.2), products / (rate * card.compute_units))
+    if problem.layout == "nhwc" and problem.out_channels > problem.in_channels and problem.dtype != "float32":
+        us *= _WALKING_FILTERS
+    return Estimate(_DEPTHWISE + us + padded)
 
 
 def _comes_by_planes(problem: Problem, card: Card) -> bool:
@@ -234,7 +238,7 @@ def depthwise_rolling(problem: Problem, card: Card, tiles: Tiles, workspace_limi
 
 
 _STRIPS = 2.0  # microseconds, but for its steps
-_STRIPS_STEP = {1: 0.85, 2: 1.9}  # of a row of outputs, by the stride, whatever the number of taps; measured on an H100
+_STRIPS_STEP = {1: 0.85, 2: 2.3}  # of a row of outputs, by the stride, whatever the number of taps; measured
 
 
 def depthwise_strips(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -250,6 +254,18 @@ def depthwise_strips(problem: Problem, card: Card, tiles: Tiles, workspace_limit
         for segments in range(1, 1 + min(rows, 16))
     )
     return Estimate(_STRIPS + max(_STRIPS_STEP[problem.stride[0]] * steps, 1.2 * _depthwise_bytes_us(problem)), tile)
+
+
+_DIAGONAL_BYTES = 0.4  # so much of the time that the bytes take is not hidden behind the products
+_DIAGONAL_FEW_ROWS = 1.15  # with up to three rows of taps it takes so much longer, measured on an H200
+
+
+def depthwise_diagonal(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """The steps of its blocks down segments of rows, cut where they take least, and a part of the bytes."""
+    us = depthwise_diagonal_tiling.microseconds(problem, card.compute_units)
+    bytes_us = _depthwise_bytes_us(problem, 0.0)
+    longer = _DIAGONAL_FEW_ROWS if problem.kernel[0] <= 3 else 1.0
+    return Estimate(math.inf if us is None else longer * (us + _DIAGONAL_BYTES * bytes_us), _tile(problem, card, tiles))
 
 
 # ---- x that is repacked, or gathered -----------------------------------------------------------------------------------------
@@ -790,6 +806,8 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
         us = t.steps * _WAITING + max(alone, waves * of_wave / (card.compute_units * _RATE * busy))
         us *= 1 + _LONGER_BY_PASS * (t.passes - 1) + _LONGER_BY_PIXEL * (tile[0] - 128)
         us *= _DIRECT_AGAIN.get(card.arch, 1.0) if problem.kernel != (1, 1) else 1.0
+        if problem.groups == problem.in_channels and problem.layout == "nhwc":
+            us *= 1 + _STRIDED * (problem.stride[0] - 1)
         return us * (_CONTIGUOUS if problem.layout == "nchw" else 1.0)
 
     if not tiles:
@@ -809,6 +827,7 @@ _OF_WAVE, _OF_PASS, _OF_STEP, _OF_CHUNK, _OF_GATHERED = 1400, 57, {1: 38, 2: 91}
 _RATE, _RATE_OF_WAVE = 3690.0, 470.0  # that a compute unit, and a wave, executes in a microsecond
 _ENOUGH_WAVES, _MOST_WAVES = 8.8, 12  # of a compute unit
 _NARROW = 2.0  # of chunks that lie alone in x
+_STRIDED = 0.14  # that a stride adds to the time of depthwise layers in channels_last, measured on an H200
 _LONGER_BY_PASS = 0.078  # that a pass adds to the time, as a block waits for its part of the patch
 _LONGER_BY_PIXEL = 7.8e-4  # that a pixel of a tile adds to it: of tiles that should take as long, the smaller one was faster
 _CONTIGUOUS = 1.2  # where x and out are contiguous, which are gathered and stored by pixels

@@ -40,6 +40,11 @@ ALGORITHMS = {
         "the same of channels_last images, by way of LDS: filters of up to 7 rows and 9 columns; 16-bit types",
         costs.depthwise_strips,
     ),
+    "depthwise_diagonal": Algorithm(
+        "a group for each channel of x, channels_last: matrix cores, a filter's taps on diagonals; filters of up to 11 rows "
+        "and 12 columns, any number of them a channel, any dilation and padding; 16-bit types",
+        costs.depthwise_diagonal,
+    ),
     "depthwise": Algorithm(
         "a group for each channel of x: rows of x pass by filters in registers, each read once",
         costs.depthwise,

@@ -1,0 +1,166 @@
+// The host side of `depthwise_diagonal`: what it serves, its tiling and its launch.
+#include <hip/hip_runtime.h>
+
+#include "../common/axes.h"
+#include "../common/launchers.h"
+#include "../common/residual.h"
+#include "../common/units.h"
+#include "../gemm/layout.h"
+#include "instances.h"
+#include "launch/compute_units.h"
+
+namespace hipconv {
+
+namespace {
+
+constexpr int64_t kLdsOfUnit = 224 * 1024, kLdsOfBlock = 96 * 1024,
+                  kBeside = 1024;  // bytes; the last is what a block takes beside
+
+// Sets how a block of so many pixels uses LDS; returns its bytes, or 0 if its threads have too few loads or its offsets too few
+// bits.
+int64_t use_lds(DiagonalParams& g, const DiagonalKernel& kernel, int64_t pixels) {
+    const Conv2dParams& c = g.conv;
+    const int64_t runs = c.out_width >= pixels ? 2 : ceil_of(pixels - 1, c.out_width) + 1;
+    const int64_t most_runs = runs < pixels ? runs : pixels, stride = c.stride_w;
+    const int64_t columns = pixels * stride + most_runs * g.run_tail, read = most_runs * g.run_columns;
+    if (((columns < read ? columns : read) << g.x_chunks_log) > kernel.loads * kDiagonalThreads) return 0;
+    const auto offset = [&](const Image& image, int64_t width) {
+        return 2 * (most_runs * image.batch_stride + width * image.column_stride);
+    };
+    if (offset(c.x, c.in_width) >= kLimit31 || offset(c.out, c.out_width) >= kLimit31) return 0;
+    const int64_t in_phase = ceil_of(columns, stride);
+    g.block_pixels = static_cast<int32_t>(pixels);
+    g.pitch = ((1 << g.x_chunks_log) | 1) * 16;
+    g.phase_bytes = static_cast<int32_t>(in_phase * g.pitch);
+    g.row_bytes = static_cast<int32_t>(stride * g.phase_bytes);
+    g.out_bytes = static_cast<int32_t>(kernel.groups * kDiagonalPixels * (kDiagonalWaves >> g.chunks_log) * kDiagonalOutPitch);
+    g.stage_bytes = kernel.at_once * kernel.step * g.row_bytes;
+    g.out_at = kernel.stages * g.stage_bytes;
+    g.mark_at = g.out_at + (c.residual.data ? kernel.stages : 2) * kernel.at_once * g.out_bytes;
+    return g.mark_at + 16;
+}
+
+// Cuts a call into blocks; returns a block's bytes of LDS, or 0 if no block fits. depthwise_diagonal_tiling.py has the same
+// rule.
+int64_t cut(DiagonalParams& g, const Conv2dParams& p, const DiagonalKernel& kernel) {
+    g.conv = p;
+    Conv2dParams& c = g.conv;
+    // One row of taps sees rows of x that the stride lies apart: as if it were the dilation.
+    if (c.kernel_height == 1) c.dilation_h = c.stride_h;
+    g.classes = GridAxis(c.stride_h, c.dilation_h).apart;
+    g.pixels = c.batch * c.out_width;
+    g.reach = static_cast<int32_t>(reach_of(c.kernel_width, c.dilation_w));
+    g.run_tail = g.reach > c.stride_w ? static_cast<int32_t>(round_up(g.reach - c.stride_w, c.stride_w)) : 0;
+    const int64_t seen = (int64_t{c.out_width} - 1) * c.stride_w + g.reach - c.pad_left;  // columns from the image's first on
+    const bool is_zeros = c.padding_mode == PaddingMode::zeros;
+    g.lead = is_zeros ? 0 : c.pad_left;
+    g.run_columns = static_cast<int32_t>(g.lead + (is_zeros && seen > c.in_width ? c.in_width : seen));
+    if (g.run_columns <= 0) return 0;
+    const int64_t multiplier = c.out_channels / c.in_channels, tiles = c.out_channels / kDiagonalChannels;
+    const int64_t units = compute_units_here();
+    const int64_t rows = ceil_of(c.out_height, g.classes), halo = ceil_of(kernel.rows, kernel.step) - 1;
+    double least = 0;
+    DiagonalParams best{};
+    int64_t best_bytes = 0;
+    for (int chunks_log = 2; chunks_log >= 0; --chunks_log) {
+        const int64_t chunks = int64_t{1} << chunks_log;
+        g.chunks_log = chunks_log;
+        g.x_chunks_log = multiplier == 1            ? chunks_log
+                         : chunks % multiplier == 0 ? chunks_log - (multiplier == 2 ? 1 : 2)
+                         : multiplier % chunks == 0 ? 0
+                                                    : 1;
+        g.channel_blocks = static_cast<int32_t>(ceil_of(tiles, chunks));
+        // As many pixels as fit with all blocks that registers leave room for, or with fewer ones.
+        for (int64_t resident = kernel.blocks; resident > 0; --resident) {
+            const int64_t lds = kLdsOfUnit / resident - kBeside, most = lds < kLdsOfBlock ? lds : kLdsOfBlock;
+            int64_t pixels = kernel.groups * kDiagonalPixels * (kDiagonalWaves >> chunks_log), bytes = 0;
+            while (pixels > 0 && ((bytes = use_lds(g, kernel, pixels)) == 0 || bytes > most)) pixels -= pixels > 16 ? 2 : 1;
+            if (pixels == 0) continue;
+            const int64_t blocks = ceil_of(g.pixels, pixels) * g.channel_blocks * g.classes;
+            for (int64_t segments = 1; segments <= rows && segments <= 64; ++segments) {
+                // Microseconds on an H200: a round of blocks takes so long for itself, and each block of a compute unit so much
+                // more.
+                const double steps = double(ceil_of(rows, segments)) + double(segments == 1 ? halo / 2 : halo);
+                const double alone = 0.27 + 0.19 * (kernel.step - 1);
+                const double each = kernel.groups * (0.0027 * kernel.rows * kernel.pairs + 0.0085 + 0.022 * (kernel.step - 1));
+                const double of_rounds = double(ceil_of(blocks * segments, units * resident)) * (1.8 + alone * steps);
+                const double of_blocks = double(blocks * segments) / double(units) * each * steps;
+                const double time = (chunks_log == 0 ? 1.2 : 1.0) * (of_rounds + of_blocks);
+                if (best_bytes != 0 && time >= least) continue;
+                least = time, best = g, best_bytes = bytes;
+                best.segment_rows = static_cast<int32_t>(ceil_of(rows, segments));
+            }
+            if (pixels == kernel.groups * kDiagonalPixels * (kDiagonalWaves >> chunks_log)) break;
+        }
+    }
+    if (best_bytes == 0) return 0;
+    g = best;
+    g.segments = static_cast<int32_t>(ceil_of(rows, g.segment_rows));
+    g.row_pitch = 2 * c.x.row_stride, g.next_row = g.row_pitch * c.dilation_h,
+    g.class_row_pitch = 2 * g.classes * c.out.row_stride;
+    g.to_residual = bytes_to_residual(c);
+    const auto by = [](int64_t count) { return divisor_of(static_cast<uint32_t>(count)); };
+    g.divide_by_channel_blocks = by(g.channel_blocks), g.divide_by_units = by(int64_t{g.classes} * g.segments);
+    g.divide_by_segments = by(g.segments), g.divide_by_width = by(c.out_width), g.divide_by_multiplier = by(multiplier);
+    g.divide_by_run_pixels = small_divisor_of(c.out_width), g.divide_by_run_columns = small_divisor_of(g.run_columns);
+    g.divide_by_stride = small_divisor_of(c.stride_w);
+    return best_bytes;
+}
+
+int64_t blocks_of(const DiagonalParams& g) {
+    return ceil_of(g.pixels, g.block_pixels) * g.channel_blocks * g.classes * g.segments;
+}
+
+// The kernel that has room for a call's taps and makes the fewest products, or none.
+const DiagonalKernel* kernel_of(const Conv2dParams& c) {
+    const int step = c.kernel_height == 1 ? 1 : GridAxis(c.stride_h, c.dilation_h).step;
+    const DiagonalKernel* best = nullptr;
+    for (const DiagonalKernel& kernel : diagonal_kernels())
+        if (kernel.rows >= c.kernel_height && 2 * kernel.pairs >= c.kernel_width && kernel.step == step &&
+            (!best || kernel.rows * kernel.pairs < best->rows * best->pairs))
+            best = &kernel;
+    return best;
+}
+
+bool has_channel_vectors(const Image& image, const Conv2dParams& p, int64_t height, int64_t width) {
+    return begins_at_multiples(image, p.batch, height, width, kDiagonalChannels, p.dtype) &&
+           (image.batch_stride >= 0 || p.batch == 1) && (image.column_stride >= 0 || width == 1);
+}
+
+}  // namespace
+
+std::vector<Conv2dTile> conv2d_depthwise_diagonal_tiles(const std::string& arch, DType dtype) {
+    if (dtype == DType::f32 || unit_of(arch) != MatrixUnit::mma_sync) return {};
+    if (starts_with(arch, "sm_") && nvidia_number(arch) < 80) return {};
+    return {{kDiagonalPixels, kDiagonalChannels}};
+}
+
+const char* conv2d_depthwise_diagonal_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
+    if (p.dtype == DType::f32 || p.out_dtype != p.dtype) return "x and out of one type of 16 bits";
+    if (p.groups != p.in_channels) return "a group for each channel of x (groups == in_channels)";
+    if (p.in_channels % kDiagonalChannels != 0 || !has_channel_vectors(p.x, p, p.in_height, p.in_width) ||
+        !has_channel_vectors(p.out, p, p.out_height, p.out_width))
+        return "channels_last x and out, channels and addresses being multiples of 8 elements";
+    if (p.residual.data && !residual_lies_as_out(p))
+        return "no residual, or one of out's type and strides a multiple of 16 bytes from it";
+    const DiagonalKernel* kernel = kernel_of(p);
+    if (!kernel) return "filters of up to 11 rows and 12 columns, and strides of 1 or of 2 along rows of taps";
+    constexpr int64_t kMost = 1 << 24;
+    if (p.in_height > kMost || p.in_width > kMost || p.out_height > kMost || p.out_width > kMost || p.pad_top > kMost ||
+        p.pad_left > kMost || reach_of(p.kernel_width, p.dilation_w) > kMost || reach_of(p.kernel_height, p.dilation_h) > kMost)
+        return "images of up to 2^24 rows and columns";
+    if (int64_t{p.batch} * p.out_width >= kLimit31 / 2) return "fewer outputs";
+    if (plan.split_k != 1) return "split_k of 1";
+    DiagonalParams g{};
+    if (cut(g, p, *kernel) == 0 || blocks_of(g) >= kLimit31 / 2) return "columns of x that leave room in LDS";
+    return nullptr;
+}
+
+void conv2d_depthwise_diagonal(const Conv2dParams& p, const Conv2dPlan&, void* /*workspace*/, void* stream) {
+    const DiagonalKernel& kernel = *kernel_of(p);
+    DiagonalParams g{};
+    const int64_t bytes = cut(g, p, kernel);
+    kernel.launch(g, static_cast<unsigned>(blocks_of(g)), static_cast<int>(bytes), stream);
+}
+
+}  // namespace hipconv
