@@ -115,7 +115,7 @@ int64_t blocks_of(const DiagonalParams& g) {
 const DiagonalKernel* kernel_of(const Conv2dParams& c) {
     const int step = c.kernel_height == 1 ? 1 : GridAxis(c.stride_h, c.dilation_h).step;
     const DiagonalKernel* best = nullptr;
-    for (const DiagonalKernel& kernel : diagonal_kernels())
+    for (const DiagonalKernel& kernel : step == 1 ? unstrided_diagonal_kernels() : strided_diagonal_kernels())
         if (kernel.rows >= c.kernel_height && 2 * kernel.pairs >= c.kernel_width && kernel.step == step &&
             (!best || kernel.rows * kernel.pairs < best->rows * best->pairs))
             best = &kernel;

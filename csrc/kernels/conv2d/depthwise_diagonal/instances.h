@@ -12,6 +12,7 @@ struct DiagonalKernel {
     void (*launch)(const DiagonalParams& p, unsigned blocks, int lds_bytes, void* stream);
 };
 
-const std::vector<DiagonalKernel>& diagonal_kernels();
+const std::vector<DiagonalKernel>& unstrided_diagonal_kernels();
+const std::vector<DiagonalKernel>& strided_diagonal_kernels();
 
 }  // namespace hipconv

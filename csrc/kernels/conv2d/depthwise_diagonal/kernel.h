@@ -19,6 +19,7 @@
 #include "../common/depthwise_formula.h"
 #include "../common/epilogue.h"
 #include "../common/padding.h"
+#include "instances.h"
 #include "launch/check.h"
 #include "matrix/mma.h"
 #include "params.h"
@@ -480,6 +481,14 @@ void launch_diagonal(const DiagonalParams& p, unsigned blocks, int lds_bytes, vo
     HIPCONV_LAUNCH(true, diagonal, dim3(blocks, 1, 1), dim3(kDiagonalThreads, 1, 1), shared, static_cast<hipStream_t>(stream),
                    p);
     check_launch("conv2d");
+}
+
+template <int kTapRows, int kTapPairs, int kStep>
+constexpr DiagonalKernel diagonal_kernel() {
+    using Shape = DiagonalShape<kTapRows, kTapPairs, kStep>;
+    return {kTapRows,       kTapPairs,      kStep,
+            Shape::kGroups, Shape::kBlocks, Shape::kAtOnce,
+            Shape::kLoads,  Shape::kStages, launch_diagonal<kTapRows, kTapPairs, kStep>};
 }
 
 }  // namespace hipconv

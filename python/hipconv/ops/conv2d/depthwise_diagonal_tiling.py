@@ -48,7 +48,7 @@ class Kernel(NamedTuple):
         return 3 if self.at_once == 2 else 4
 
 
-# csrc/kernels/conv2d/depthwise_diagonal/instances.cu
+# csrc/kernels/conv2d/depthwise_diagonal/unstrided.cu and strided.cu
 KERNELS = [
     Kernel(*of)
     for of in (
