@@ -13,8 +13,15 @@ namespace hipconv {
 
 namespace {
 
-constexpr int64_t kLdsOfUnit = 224 * 1024, kLdsOfBlock = 96 * 1024,
-                  kBeside = 1024;  // bytes; the last is what a block takes beside
+// Bytes of LDS: of a compute unit; of a block, at most; and what each takes beside.
+constexpr int64_t kLdsOfUnit = 224 * 1024, kLdsOfBlock = 96 * 1024, kBeside = 1024;
+// Segments that an image is cut into at most, and rounds of blocks up to which it is.
+constexpr int64_t kMostSegments = 64, kMostRounds = 3;
+
+// Pixels of a block whose waves have all that they have room for.
+int64_t whole_pixels(const DiagonalParams& g, const DiagonalKernel& kernel) {
+    return kernel.groups * kDiagonalPixels * (kDiagonalWaves >> g.chunks_log);
+}
 
 // Sets how a block of so many pixels uses LDS; returns its bytes, or 0 if its threads have too few loads or its offsets too few
 // bits.
@@ -33,7 +40,7 @@ int64_t use_lds(DiagonalParams& g, const DiagonalKernel& kernel, int64_t pixels)
     g.pitch = ((1 << g.x_chunks_log) | 1) * 16;
     g.phase_bytes = static_cast<int32_t>(in_phase * g.pitch);
     g.row_bytes = static_cast<int32_t>(stride * g.phase_bytes);
-    g.out_bytes = static_cast<int32_t>(kernel.groups * kDiagonalPixels * (kDiagonalWaves >> g.chunks_log) * kDiagonalOutPitch);
+    g.out_bytes = static_cast<int32_t>(whole_pixels(g, kernel) * kDiagonalOutPitch);
     g.stage_bytes = kernel.at_once * kernel.step * g.row_bytes;
     g.out_at = kernel.stages * g.stage_bytes;
     g.mark_at = g.out_at + (c.residual.data ? kernel.stages : 2) * kernel.at_once * g.out_bytes;
@@ -58,7 +65,11 @@ int64_t cut(DiagonalParams& g, const Conv2dParams& p, const DiagonalKernel& kern
     if (g.run_columns <= 0) return 0;
     const int64_t multiplier = c.out_channels / c.in_channels, tiles = c.out_channels / kDiagonalChannels;
     const int64_t units = compute_units_here();
-    const int64_t rows = ceil_of(c.out_height, g.classes), halo = ceil_of(kernel.rows, kernel.step) - 1;
+    // Microseconds on an H200: a step of a round of blocks takes so long for itself, and for each block of a compute unit.
+    const double alone = 0.27 + 0.19 * (kernel.step - 1);
+    const double each = kernel.groups * (0.0027 * kernel.rows * kernel.pairs + 0.0085 + 0.022 * (kernel.step - 1));
+    const int64_t rows = ceil_of(c.out_height, g.classes), most_segments = rows < kMostSegments ? rows : kMostSegments;
+    const int64_t halo = ceil_of(kernel.rows, kernel.step) - 1;
     double least = 0;
     DiagonalParams best{};
     int64_t best_bytes = 0;
@@ -73,30 +84,26 @@ int64_t cut(DiagonalParams& g, const Conv2dParams& p, const DiagonalKernel& kern
         // As many pixels as fit with all blocks that registers leave room for, or with fewer ones.
         for (int64_t resident = kernel.blocks; resident > 0; --resident) {
             const int64_t lds = kLdsOfUnit / resident - kBeside, most = lds < kLdsOfBlock ? lds : kLdsOfBlock;
-            int64_t pixels = kernel.groups * kDiagonalPixels * (kDiagonalWaves >> chunks_log), bytes = 0;
+            int64_t pixels = whole_pixels(g, kernel), bytes = 0;
             while (pixels > 0 && ((bytes = use_lds(g, kernel, pixels)) == 0 || bytes > most)) pixels -= pixels > 16 ? 2 : 1;
             if (pixels == 0) continue;
-            const int64_t blocks = ceil_of(g.pixels, pixels) * g.channel_blocks * g.classes;
-            for (int64_t segments = 1; segments <= rows && segments <= 64; ++segments) {
-                // Microseconds on an H200: a round of blocks takes so long for itself, and each block of a compute unit so much
-                // more.
+            const int64_t blocks = ceil_of(g.pixels, pixels) * g.channel_blocks * g.classes, slots = units * resident;
+            for (int64_t segments = 1; segments <= most_segments && blocks * (segments - 1) < kMostRounds * slots; ++segments) {
                 const double steps = double(ceil_of(rows, segments)) + double(segments == 1 ? halo / 2 : halo);
-                const double alone = 0.27 + 0.19 * (kernel.step - 1);
-                const double each = kernel.groups * (0.0027 * kernel.rows * kernel.pairs + 0.0085 + 0.022 * (kernel.step - 1));
-                const double of_rounds = double(ceil_of(blocks * segments, units * resident)) * (1.8 + alone * steps);
-                const double of_blocks = double(blocks * segments) / double(units) * each * steps;
-                const double time = (chunks_log == 0 ? 1.2 : 1.0) * (of_rounds + of_blocks);
+                const double of_rounds = double(ceil_of(blocks * segments, slots)) * (1.8 + alone * steps);
+                const double time =
+                    (chunks_log == 0 ? 1.2 : 1.0) * (of_rounds + double(blocks * segments) / units * each * steps);
                 if (best_bytes != 0 && time >= least) continue;
                 least = time, best = g, best_bytes = bytes;
                 best.segment_rows = static_cast<int32_t>(ceil_of(rows, segments));
             }
-            if (pixels == kernel.groups * kDiagonalPixels * (kDiagonalWaves >> chunks_log)) break;
+            if (pixels == whole_pixels(g, kernel)) break;
         }
     }
     if (best_bytes == 0) return 0;
     g = best;
     g.segments = static_cast<int32_t>(ceil_of(rows, g.segment_rows));
-    g.row_pitch = 2 * c.x.row_stride, g.next_row = g.row_pitch * c.dilation_h,
+    g.row_pitch = 2 * c.x.row_stride, g.next_row = g.row_pitch * c.dilation_h;
     g.class_row_pitch = 2 * g.classes * c.out.row_stride;
     g.to_residual = bytes_to_residual(c);
     const auto by = [](int64_t count) { return divisor_of(static_cast<uint32_t>(count)); };

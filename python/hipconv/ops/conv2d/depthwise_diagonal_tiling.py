@@ -9,6 +9,7 @@ from typing import NamedTuple
 from .problem import Problem
 
 _PIXELS, _CHANNELS, _WAVES, _THREADS = 16, 8, 4, 128
+_MOST_SEGMENTS, _MOST_ROUNDS = 64, 3  # that an image is cut into; of blocks, up to which it is
 _OUT_PITCH, _LDS_OF_UNIT, _LDS_OF_BLOCK, _BESIDE = 80, 224 << 10, 96 << 10, 1 << 10  # bytes
 
 
@@ -119,9 +120,10 @@ def microseconds(problem: Problem, units: int) -> float | None:
     for chunks, pixels, resident in _tiles(problem, kernel):
         columns = -(-problem.batch * problem.out_size[1] // pixels)
         tiles = columns * -(-(problem.out_channels // _CHANNELS) // chunks) * classes
-        for segments in range(1, min(rows, 64) + 1):
+        slots = units * resident
+        for segments in range(1, min(rows, _MOST_SEGMENTS, (_MOST_ROUNDS * slots - 1) // tiles + 1) + 1):
             steps = -(-rows // segments) + (halo // 2 if segments == 1 else halo)
-            rounds = -(-tiles * segments // (units * resident))
+            rounds = -(-tiles * segments // slots)
             us = rounds * (1.8 + alone * steps) + tiles * segments / units * each * steps
             least = min(least, (1.2 if chunks == 1 else 1.0) * us)
     return 3.8 + least if least < math.inf else None
