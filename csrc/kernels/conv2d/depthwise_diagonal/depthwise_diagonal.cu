@@ -85,8 +85,9 @@ int64_t cut(DiagonalParams& g, const Conv2dParams& p, const DiagonalKernel& kern
         for (int64_t resident = kernel.blocks; resident > 0; --resident) {
             const int64_t lds = kLdsOfUnit / resident - kBeside, most = lds < kLdsOfBlock ? lds : kLdsOfBlock;
             int64_t pixels = whole_pixels(g, kernel), bytes = 0;
-            while (pixels > 0 && ((bytes = use_lds(g, kernel, pixels)) == 0 || bytes > most)) pixels -= pixels > 16 ? 2 : 1;
-            if (pixels == 0) continue;
+            const auto fits = [&](int64_t count) { return (bytes = use_lds(g, kernel, count)) > 0 && bytes <= most; };
+            if (!fits(1)) continue;
+            while (!fits(pixels)) pixels -= pixels > 16 ? 2 : 1;
             const int64_t blocks = ceil_of(g.pixels, pixels) * g.channel_blocks * g.classes, slots = units * resident;
             for (int64_t segments = 1; segments <= most_segments && blocks * (segments - 1) < kMostRounds * slots; ++segments) {
                 const double steps = double(ceil_of(rows, segments)) + double(segments == 1 ? halo / 2 : halo);
