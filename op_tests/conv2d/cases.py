@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from support.tensors import DTYPES
+import hipconv
 from hipconv import conv2d_router, reference
 
 LAYOUTS = ("nchw", "nhwc")
@@ -385,6 +386,26 @@ def within(values: Tensor, fill: float, offset: int, gap: int) -> tuple[Tensor, 
     buffer = torch.full((offset + step + 9,), fill, dtype=values.dtype, device=values.device)
     view = buffer.as_strided(values.shape, strides, offset)
     return view.copy_(values), buffer
+
+
+def padded_otherwise(case: Case, turn: int) -> Case:
+    """With other padding than zeros: circular and reflect in turns where images are large enough, else replicate."""
+    reflects = all(max(of) < size for of, size in zip(case.sides, (case.H, case.W), strict=True))
+    return case._replace(padding_mode=("circular", "reflect")[turn % 2] if reflects else "replicate")
+
+
+def assert_exact_beside(case: Case, arguments: dict[str, Any], expected: Tensor, algorithm: str, gap: int) -> None:
+    """The result is the expected one to the bit where NaN lies beside x and the residual, and in gaps between their rows;
+    and nothing beside `out`, which lies like `expected`, is written.
+    """
+    for name in ("x", "residual"):
+        if isinstance(arguments.get(name), Tensor):
+            arguments = arguments | {name: within(arguments[name], torch.nan, 16, gap)[0]}
+    out, buffer = within(torch.full_like(expected, 7.0), 42.0, 16, gap)
+    hipconv.conv2d(**arguments, algorithm=algorithm, out=out)
+    assert torch.equal(out, expected), case
+    out.fill_(42.0)
+    assert (buffer == 42.0).all(), case
 
 
 def reference_of(arguments: dict[str, Any]) -> Tensor:

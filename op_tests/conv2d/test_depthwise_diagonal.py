@@ -10,7 +10,16 @@ import itertools
 import pytest
 import torch
 
-from conv2d.cases import ACTIVATIONS, Case, depthwise, mismatch_conv2d, of_integers, reference_of, within
+from conv2d.cases import (
+    ACTIVATIONS,
+    Case,
+    assert_exact_beside,
+    depthwise,
+    mismatch_conv2d,
+    of_integers,
+    padded_otherwise,
+    reference_of,
+)
 from support.backends import WAYS, environment
 import hipconv
 from hipconv.ops.conv2d import depthwise_diagonal_tiling
@@ -69,18 +78,10 @@ def test_nothing_beside_tensors_is_read_or_written(nvidia: torch.device) -> None
         again, of_cases = number % 2, number // 2
         case = original._replace(activation=("none", "relu")[of_cases % 2], has_residual=again == 1, has_bias=of_cases % 5 > 0)
         if again and of_cases % 3:
-            reflects = all(max(of) < size for of, size in zip(case.sides, (case.H, case.W), strict=True))
-            case = case._replace(padding_mode=("circular", "reflect")[of_cases % 2] if reflects else "replicate")
-        arguments, gap = of_integers(case, nvidia), 8 * (of_cases % 2)
+            case = padded_otherwise(case, of_cases)
+        arguments = of_integers(case, nvidia)
         expected = reference_of(arguments).to(case.dtype, memory_format=torch.channels_last)
-        arguments["x"], _ = within(arguments["x"], torch.nan, 16, gap)
-        if case.has_residual:
-            arguments["residual"], _ = within(arguments["residual"], torch.nan, 16, gap)
-        out, buffer = within(torch.full_like(expected, 7.0), 42.0, 16, gap)
-        hipconv.conv2d(**arguments, algorithm="depthwise_diagonal", out=out)
-        assert torch.equal(out, expected), case
-        out.fill_(42.0)
-        assert (buffer == 42.0).all(), case
+        assert_exact_beside(case, arguments, expected, "depthwise_diagonal", 8 * (of_cases % 2))
 
 
 def test_the_same_kernels_serve_blocks_that_stay_on_one_compute_unit(nvidia: torch.device) -> None:

@@ -10,7 +10,16 @@ import itertools
 import pytest
 import torch
 
-from conv2d.cases import ACTIVATIONS, Case, depthwise, mismatch_conv2d, of_integers, reference_of, within
+from conv2d.cases import (
+    ACTIVATIONS,
+    Case,
+    assert_exact_beside,
+    depthwise,
+    mismatch_conv2d,
+    of_integers,
+    padded_otherwise,
+    reference_of,
+)
 from support.backends import EVERYTHING, WAYS, environment
 from support.observe import launches_of
 from support.tensors import DTYPES
@@ -114,18 +123,9 @@ def test_residuals_and_paddings_are_exact(device: torch.device) -> None:
     for number, original in enumerate(on_device(device)):
         case = original._replace(activation=("relu", "none")[number % 2], has_residual=number % 3 != 1)
         if number % 3 != 0:
-            reflects = all(max(of) < size for of, size in zip(case.sides, (case.H, case.W), strict=True))
-            case = case._replace(padding_mode=("circular", "reflect")[number // 3 % 2] if reflects else "replicate")
+            case = padded_otherwise(case, number // 3)
         arguments = of_integers(case, device)
-        expected = reference_of(arguments).to(case.dtype)
-        arguments["x"], _ = within(arguments["x"], torch.nan, 16, 0)
-        if case.has_residual:
-            arguments["residual"], _ = within(arguments["residual"], torch.nan, 16, 0)
-        out, buffer = within(torch.full_like(expected, 7.0), 42.0, 16, 0)
-        hipconv.conv2d(**arguments, algorithm="depthwise", out=out)
-        assert torch.equal(out, expected), case
-        out.fill_(42.0)
-        assert (buffer == 42.0).all(), case
+        assert_exact_beside(case, arguments, reference_of(arguments).to(case.dtype), "depthwise", 0)
 
 
 def kernels_of(case: Case, **more: object) -> list[str]:
@@ -178,13 +178,7 @@ def test_nothing_beside_x_is_read_and_nothing_beside_out_written(device: torch.d
         if gap == 0 and case.layout == "nhwc":
             continue
         arguments = of_integers(case, device)
-        expected = reference_of(arguments).to(case.dtype)
-        arguments["x"], _ = within(arguments["x"], torch.nan, 16, gap)
-        out, buffer = within(torch.full_like(expected, 7.0), 42.0, 16, gap)
-        hipconv.conv2d(**arguments, algorithm="depthwise", out=out)
-        assert torch.equal(out, expected), case
-        out.fill_(42.0)
-        assert (buffer == 42.0).all(), case
+        assert_exact_beside(case, arguments, reference_of(arguments).to(case.dtype), "depthwise", gap)
 
 
 def test_nan_and_infinity_reach_the_outputs_that_see_them_and_no_others(device: torch.device) -> None:

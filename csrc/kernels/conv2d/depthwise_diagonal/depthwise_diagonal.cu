@@ -23,6 +23,9 @@ int64_t whole_pixels(const DiagonalParams& g, const DiagonalKernel& kernel) {
     return kernel.groups * kDiagonalPixels * (kDiagonalWaves >> g.chunks_log);
 }
 
+// One row of taps sees rows of x that the stride lies apart: as if it were the dilation.
+int32_t dilation_of_rows(const Conv2dParams& c) { return c.kernel_height == 1 ? c.stride_h : c.dilation_h; }
+
 // Sets how a block of so many pixels uses LDS; returns its bytes, or 0 if its threads have too few loads or its offsets too few
 // bits.
 int64_t use_lds(DiagonalParams& g, const DiagonalKernel& kernel, int64_t pixels) {
@@ -52,8 +55,7 @@ int64_t use_lds(DiagonalParams& g, const DiagonalKernel& kernel, int64_t pixels)
 int64_t cut(DiagonalParams& g, const Conv2dParams& p, const DiagonalKernel& kernel) {
     g.conv = p;
     Conv2dParams& c = g.conv;
-    // One row of taps sees rows of x that the stride lies apart: as if it were the dilation.
-    if (c.kernel_height == 1) c.dilation_h = c.stride_h;
+    c.dilation_h = dilation_of_rows(c);
     g.classes = GridAxis(c.stride_h, c.dilation_h).apart;
     g.pixels = c.batch * c.out_width;
     g.reach = static_cast<int32_t>(reach_of(c.kernel_width, c.dilation_w));
@@ -121,7 +123,7 @@ int64_t blocks_of(const DiagonalParams& g) {
 
 // The kernel that has room for a call's taps and makes the fewest products, or none.
 const DiagonalKernel* kernel_of(const Conv2dParams& c) {
-    const int step = c.kernel_height == 1 ? 1 : GridAxis(c.stride_h, c.dilation_h).step;
+    const int step = GridAxis(c.stride_h, dilation_of_rows(c)).step;
     const DiagonalKernel* best = nullptr;
     for (const DiagonalKernel& kernel : step == 1 ? unstrided_diagonal_kernels() : strided_diagonal_kernels())
         if (kernel.rows >= c.kernel_height && 2 * kernel.pairs >= c.kernel_width && kernel.step == step &&
@@ -152,7 +154,8 @@ const char* conv2d_depthwise_diagonal_refusal(const Conv2dParams& p, const Conv2
     if (p.residual.data && !residual_lies_as_out(p))
         return "no residual, or one of out's type and strides a multiple of 16 bytes from it";
     const DiagonalKernel* kernel = kernel_of(p);
-    if (!kernel) return "filters of up to 11 rows and 12 columns, and strides of 1 or of 2 along rows of taps";
+    if (!kernel)
+        return "filters of up to 11 rows and 12 columns, whose stride_h is up to 4 times what it has in common with dilation_h";
     constexpr int64_t kMost = 1 << 24;
     if (p.in_height > kMost || p.in_width > kMost || p.out_height > kMost || p.out_width > kMost || p.pad_top > kMost ||
         p.pad_left > kMost || reach_of(p.kernel_width, p.dilation_w) > kMost || reach_of(p.kernel_height, p.dilation_h) > kMost)

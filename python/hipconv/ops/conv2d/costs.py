@@ -94,7 +94,7 @@ def _pads_in_vain(problem: Problem) -> bool:
 
 
 # The same of walks of 16-bit types in channels_last by 5 rows of taps or more, by their stride, measured on an H100; and of 5
-# rows with a stride of 2 by a ring of rows in LDS, where channels are vectors.
+# rows with a stride of 2 by a ring of rows in LDS, where channels are vectors, on an H200.
 _WALKING_PRODUCTS, _RING_PRODUCTS = {1: 0.05e6, 2: 0.022e6}, 0.036e6
 
 
@@ -125,7 +125,7 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
     else:
         rate = _WALKING_PRODUCTS[step[0]]
     us = max(_depthwise_bytes_us(problem, 1.0 if walks else 0.2), products / (rate * card.compute_units))
-    if problem.layout == "nhwc" and problem.out_channels > problem.in_channels and problem.dtype != "float32":
+    if problem.out_channels > problem.in_channels and problem.dtype != "float32":
         us *= _WALKING_FILTERS
     return Estimate(_DEPTHWISE + us + padded)
 
@@ -238,7 +238,8 @@ def depthwise_rolling(problem: Problem, card: Card, tiles: Tiles, workspace_limi
 
 
 _STRIPS = 2.0  # microseconds, but for its steps
-_STRIPS_STEP = {1: 0.85, 2: 2.3}  # of a row of outputs, by the stride, whatever the number of taps; measured
+# A row of outputs takes as long, by the stride, whatever the number of taps; measured on an H100, the second on an H200.
+_STRIPS_STEP = {1: 0.85, 2: 2.3}
 
 
 def depthwise_strips(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:

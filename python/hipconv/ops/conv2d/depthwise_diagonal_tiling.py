@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import math
 from typing import NamedTuple
 
+from .axes import GridAxis, grid_axis
 from .problem import Problem
 
 _PIXELS, _CHANNELS, _WAVES, _THREADS = 16, 8, 4, 128
@@ -59,16 +60,12 @@ KERNELS = [
 ]
 
 
-def _rows_of(problem: Problem) -> tuple[int, int]:
-    """Rows of outputs from one of a class to the next, and rows of x, in dilations, from one of these to the next."""
-    stride = problem.stride[0]
-    dilation = stride if problem.kernel[0] == 1 else problem.dilation[0]
-    common = math.gcd(stride, dilation)
-    return dilation // common, stride // common
+def _rows_of(problem: Problem) -> GridAxis:
+    return grid_axis(problem.kernel[0], problem.stride[0], problem.dilation[0])
 
 
 def _kernel_of(problem: Problem) -> Kernel | None:
-    taps, (_, step) = problem.kernel, _rows_of(problem)
+    taps, step = problem.kernel, _rows_of(problem).step
     fitting = [k for k in KERNELS if k.rows >= taps[0] and 2 * k.pairs >= taps[1] and k.step == step]
     return min(fitting, key=lambda kernel: kernel.rows * kernel.pairs, default=None)
 
@@ -112,7 +109,7 @@ def microseconds(problem: Problem, units: int) -> float | None:
     kernel = _kernel_of(problem)
     if kernel is None:
         return None
-    classes, _ = _rows_of(problem)
+    classes = _rows_of(problem).apart
     rows, halo = -(-problem.out_size[0] // classes), kernel.under_way - 1
     alone = 0.27 + 0.19 * (kernel.step - 1)
     each = kernel.groups * (0.0027 * kernel.rows * kernel.pairs + 0.0085 + 0.022 * (kernel.step - 1))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import math
 from typing import NamedTuple
 
+from .axes import grid_axis
 from .problem import Problem
 
 _QUAD, _COLUMNS, _THREADS = 4, 8, 256  # filters and columns of a thread, threads of a block
@@ -83,18 +84,17 @@ def _round_up(a: int, b: int) -> int:
     return -(-a // b) * b
 
 
-def _axis(taps: int, outputs: int, stride: int, dilation: int) -> Axis:
-    dilation = dilation if taps > 1 else stride
-    common = math.gcd(stride, dilation)
-    return Axis(taps, outputs, dilation // common, stride // common)
-
-
 def call_of(problem: Problem) -> Call:
     """Describe a call, with rows and columns exchanged where the kernel does so."""
     size = 4 if problem.dtype == "float32" else 2
     across = problem.layout == "nhwc" or problem.in_channels == 1
     units = [unit for unit in (16, 4) if unit > size and problem.in_channels * size % unit == 0 and problem.layout == "nhwc"]
-    axes = [_axis(*of_axis) for of_axis in zip(problem.kernel, problem.out_size, problem.stride, problem.dilation, strict=True)]
+    axes = [
+        Axis(taps, outputs, *grid_axis(taps, stride, dilation))
+        for taps, outputs, stride, dilation in zip(
+            problem.kernel, problem.out_size, problem.stride, problem.dilation, strict=True
+        )
+    ]
     call = Call(
         rows=axes[0],
         columns=axes[1],
