@@ -12,22 +12,67 @@
 #include "../common/band_atom.h"
 #include "../common/depthwise_formula.h"
 #include "../common/epilogue.h"
+#include "instances.h"
+#include "launch/check.h"
+#include "launch/compute_units.h"
 #include "params.h"
 
 namespace hipconv {
 
-// A strip: its image, and its first row and column of outputs.
+// A strip: its image, its class, and its first row, of the class, and column of outputs.
 struct RollingStrip {
-    int image, row, column, rows;  // none of one that does not exist
+    int image, class_row, row, column, rows;  // none of one that does not exist
 
     RollingStrip() = default;
     HIPCONV_INLINE RollingStrip(const RollingParams& p, int number) {
         const int along = static_cast<int>(divide(number, p.divide_by_tiles));
-        image = static_cast<int>(divide(along, p.divide_by_segments));
-        row = (along - image * p.segments) * p.segment_rows;
+        const int unit = static_cast<int>(divide(along, p.divide_by_segments));
+        image = static_cast<int>(divide(unit, p.divide_by_classes));
+        class_row = unit - image * p.classes;
+        row = (along - unit * p.segments) * p.segment_rows;
         column = (number - along * p.tiles) * kRollingColumns;
-        const int left = p.conv.out_height - row;
+        const int left = static_cast<int>(divide(p.conv.out_height - class_row + p.classes - 1, p.divide_by_classes)) - row;
         rows = number >= p.strips ? 0 : left < p.segment_rows ? left : p.segment_rows;
+    }
+    // The image's row of outputs that the strip's one of this number is.
+    HIPCONV_INLINE int row_of_image(const RollingParams& p, int of_strip) const {
+        return class_row + (row + of_strip) * p.classes;
+    }
+};
+
+// A lane has to know this of a strip: where the window of its first outputs begins in x, where its outputs begin in front of
+// those whose sums are under way, and what there is of both.
+struct RollingPlace {
+    const char *x, *out;
+    int column, rows;  // of outputs: the first one, and how many
+    int above, exist;  // rows of x that the strip sees above the image, and inside it
+
+    RollingPlace() = default;
+    HIPCONV_INLINE RollingPlace(const RollingParams& p, int number, int channel, int filter, int step, int under_way) {
+        const Conv2dParams& c = p.conv;
+        const RollingStrip strip(p, number);
+        column = strip.column, rows = strip.rows;
+        const int first = strip.row_of_image(p, 0) * c.stride_h - c.pad_top;
+        const auto rows_of = [&](int height) {
+            return static_cast<int>(divide(height + c.dilation_h - 1, p.divide_by_dilation));
+        };
+        above = first < 0 ? rows_of(-first) : 0;
+        const int inside = first + above * c.dilation_h, seen = (rows - 1) * step + c.kernel_height - above;
+        exist = inside < c.in_height ? rows_of(c.in_height - inside) : 0;
+        exist = rows == 0 || seen < 0 ? 0 : seen < exist ? seen : exist;
+        x = static_cast<const char*>(c.x.data) +
+            2 * (p.x.at(strip.image, channel, first) + strip.column * c.stride_w - c.pad_left - p.lead);
+        out = static_cast<const char*>(c.out.data) +
+              2 * (p.out.at(strip.image, filter, strip.row_of_image(p, -under_way)) + strip.column);
+    }
+    // The place that lane `of` of the wave has found.
+    __device__ __forceinline__ RollingPlace of_lane(int of) const {
+        RollingPlace other;
+        other.x = reinterpret_cast<const char*>(__shfl(reinterpret_cast<unsigned long long>(x), of));
+        other.out = reinterpret_cast<const char*>(__shfl(reinterpret_cast<unsigned long long>(out), of));
+        other.column = __shfl(column, of), other.rows = __shfl(rows, of);
+        other.above = __shfl(above, of), other.exist = __shfl(exist, of);
+        return other;
     }
 };
 
@@ -48,21 +93,16 @@ struct RollingRow {
 };
 
 // Where a lane reads x. Outside the image it finds zeros, without reading.
-template <typename A, int kStride, int kSteps, bool kWords>
+template <typename A, int kSteps, bool kWords>
 class RollingSource {
   public:
-    HIPCONV_INLINE RollingSource(const RollingParams& p, const RollingStrip (&strips)[A::kRows], int channel, int taps,
-                                 int lane) {
+    HIPCONV_INLINE RollingSource(const RollingParams& p, const RollingPlace (&places)[A::kRows], int lane) {
         const Conv2dParams& c = p.conv;
 #pragma unroll
         for (int r = 0; r < A::kRows; ++r) {
-            const RollingStrip& strip = strips[r];
-            row_[r] = strip.row * kStride - c.pad_top;
-            const int column = strip.column * kStride - c.pad_left - p.lead + A::x_column(lane);
-            from_[r] = static_cast<const char*>(c.x.data) + 2 * offset_in(c.x, strip.image, channel, row_[r], column);
-            // The rows that the strip sees.
-            const int behind = row_[r] + (strip.rows - 1) * kStride + taps;
-            const int limit = strip.rows == 0 || behind < 0 ? 0 : behind < c.in_height ? behind : c.in_height;
+            const int column = places[r].column * c.stride_w - c.pad_left - p.lead + A::x_column(lane);
+            from_[r] = places[r].x + 2 * A::x_column(lane);
+            row_[r] = -places[r].above;
 #pragma unroll
             for (int s = 0; s < kSteps; ++s)
 #pragma unroll
@@ -71,7 +111,7 @@ class RollingSource {
 #pragma unroll
                     for (int e = 0; e < kParts; ++e) {
                         const int at = column + s * A::kDepth + A::x_step(w) + e;
-                        limits_[s][w][e] = static_cast<uint32_t>(at) < static_cast<uint32_t>(c.in_width) ? limit : 0;
+                        limits_[s][w][e] = static_cast<uint32_t>(at) < static_cast<uint32_t>(c.in_width) ? places[r].exist : 0;
                         in_a_register(limits_[s][w][e]);
                     }
                 }
@@ -107,26 +147,22 @@ class RollingSource {
     static constexpr int kParts = kWords ? 1 : 2;
 
     const char* from_[A::kRows];
-    int row_[A::kRows];
-    int limits_[kSteps][4][kParts];  // rows behind the last one that there is to read
+    int row_[A::kRows];              // counted from the image's first one on
+    int limits_[kSteps][4][kParts];  // rows that there are to read
 };
 
 // Where a lane writes its outputs, two columns at a time.
-template <typename A, int kRows, bool kWords>
+template <typename A, bool kWords>
 class RollingOutputs {
   public:
-    HIPCONV_INLINE RollingOutputs(const RollingParams& p, const RollingStrip (&strips)[A::kRows], int filter, int lane) {
-        const Conv2dParams& c = p.conv;
+    HIPCONV_INLINE RollingOutputs(const RollingParams& p, const RollingPlace (&places)[A::kRows], int lane) {
 #pragma unroll
-        for (int r = 0; r < A::kRows; ++r)
-            to_[r] = static_cast<const char*>(c.out.data) +
-                     2 * offset_in(c.out, strips[r].image, filter, strips[r].row - (kRows - 1),
-                                   strips[r].column + A::sum_column(lane, r * (A::kSums / A::kRows)));
+        for (int r = 0; r < A::kRows; ++r) to_[r] = places[r].out + 2 * A::sum_column(lane, r * (A::kSums / A::kRows));
 #pragma unroll
         for (int e = 0; e < A::kSums; ++e) {
             if (kWords && e % 2 != 0) continue;
-            const RollingStrip& strip = strips[A::sum_row(e)];
-            rows_[e] = strip.column + A::sum_column(lane, e) < c.out_width ? strip.rows : 0;
+            const RollingPlace& place = places[A::sum_row(e)];
+            rows_[e] = place.column + A::sum_column(lane, e) < p.conv.out_width ? place.rows : 0;
             in_a_register(rows_[e]);
         }
     }
@@ -199,18 +235,18 @@ class RollingOutputs {
 
 // A filter's taps on their way to LDS: rows of taps behind a zero, and zeros behind them and between dilated ones. They are
 // there twice, the second time an element further to the front, so that any two neighbours are a word of one or the other.
-template <int kTaps>
+template <int kTaps, int kReach>
 class RollingFilter {
   public:
-    static constexpr int kReach = rolling_reach(kTaps), kPitch = kReach + 3, kElements = kTaps * kPitch;
+    static constexpr int kPitch = kReach + 3, kElements = kTaps * kPitch;
 
     HIPCONV_INLINE RollingFilter(const RollingParams& p, int filter, int lane) {
         const Conv2dParams& c = p.conv;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             const int tap = lane + i * kWaveSize, r = divide(tap, p.divide_by_columns), s = tap - r * c.kernel_width;
-            to_[i] = r < c.kernel_height ? r * c.dilation_h * kPitch + s * c.dilation_w : -1;
-            from_[i] = static_cast<const char*>(c.weight.data) + 2 * offset_in(c.weight, filter, 0, r, s);
+            to_[i] = r < c.kernel_height ? r * kPitch + s * c.dilation_w : -1;
+            from_[i] = static_cast<const char*>(c.weight.data) + 2 * p.weight.at(filter, r, s);
         }
     }
     HIPCONV_INLINE void load() {
@@ -259,29 +295,29 @@ HIPCONV_INLINE void make_strips_again(const RollingParams& p, int first, int cha
         const int column = strip.column + at % kRollingColumns;
         if (column >= c.out_width) continue;
 #pragma unroll 1
-        for (int row = strip.row; row < strip.row + strip.rows; ++row) {
+        for (int of_strip = 0; of_strip < strip.rows; ++of_strip) {
+            const int row = strip.row_of_image(p, of_strip);
             float sum = depthwise_by_formula(c, strip.image, channel, filter, row, column);
             conv2d_store(c, strip.image, filter, row, column, sum);
         }
     }
 }
 
-// T is a 16-bit type; where kHalvesShareKernels, f16 stands for both. There is room for kTaps rows of taps.
+// T is a 16-bit type; where kHalvesShareKernels, f16 stands for both. `Shape` is a RollingShape.
 // Pairs of columns of x and of out are words of memory where kWords and kOutWords say so. `kResidual`: there may be one.
-template <typename T, int kTaps, int kStride, bool kWords, bool kOutWords, bool kResidual>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kStride, kWords))
+template <typename T, typename Shape, bool kWords, bool kOutWords, bool kResidual>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, Shape::blocks(kWords))
     conv2d_depthwise_rolling(HIPCONV_IN_PLACE const RollingParams parameter) {
     constexpr bool kIsLegal = kHasBandAtom<T> && (kWaveSize == 64 || kCopiesPastRegisters);
-    using Filter = RollingFilter<kTaps>;
+    constexpr int kTaps = Shape::kTaps, kStep = Shape::kStep, kRows = Shape::kRows;
+    using Filter = RollingFilter<kTaps, Shape::kReach>;
     constexpr int kWaves = kRollingThreads / kWaveSize;
     HIPCONV_SHARED(Words4, lds, (kIsLegal ? (kWaves * 2 * Filter::kElements + 7) / 8 : 1));
     let_next_kernel_begin();
     if constexpr (kIsLegal) {
         using A = BandAtom<T>;
         static_assert(A::kColumns == kRollingColumns);
-        constexpr int kRows = (kTaps + kStride - 1) / kStride;  // of outputs, that kStride rows of x are part of
-        constexpr int kSteps = ((kRollingColumns - 1) * kStride + rolling_reach(kTaps) + A::kDepth - 1) / A::kDepth;
-        constexpr int kAhead = rolling_ahead(kTaps, kStride, kWords);  // rows of outputs whose x is under way
+        constexpr int kSteps = (Shape::kWindow + A::kDepth - 1) / A::kDepth, kAhead = Shape::ahead(kWords);
         const int lane = threadIdx.x % kWaveSize, wave = threadIdx.x / kWaveSize;
         uint16_t* const taps = reinterpret_cast<uint16_t*>(lds) + wave * 2 * Filter::kElements;
         const int number = static_cast<int>(blockIdx.x) * kWaves + wave;
@@ -296,36 +332,38 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kSt
         Filter from_memory(all, filter, lane);
         from_memory.clear(taps, lane);
         const RollingParams& more = first_parameter_again(parameter);
-        RollingStrip strips[A::kRows];
+        // A lane looks for a strip, and asks the others for those of its rows.
+        const RollingPlace own(more, first + lane % kRollingStrips, channel, filter, kStep, kRows - 1);
+        RollingPlace places[A::kRows];
 #pragma unroll
-        for (int r = 0; r < A::kRows; ++r) strips[r] = RollingStrip(more, first + A::row(lane, r));
-        const int reach = (more.conv.kernel_height - 1) * more.conv.dilation_h + 1;
-        RollingSource<A, kStride, kSteps, kWords> source(more, strips, channel, reach, lane);
-        RollingOutputs<A, kRows, kOutWords> outputs(more, strips, filter, lane);
-        const int64_t x_pitch = 2 * more.conv.x.row_stride, out_pitch = 2 * more.conv.out.row_stride;
-        const int behind = more.segment_rows, lead = more.lead, count = more.strips;
+        for (int r = 0; r < A::kRows; ++r) places[r] = A::kRows == 1 ? own : own.of_lane(A::row(lane, r));
+        RollingSource<A, kSteps, kWords> source(more, places, lane);
+        RollingOutputs<A, kOutWords> outputs(more, places, lane);
+        const int64_t x_pitch = int64_t{2} * more.x.row * more.conv.dilation_h;
+        const int64_t out_pitch = int64_t{2} * more.out.row * more.classes;
+        const int behind = more.segment_rows, lead = more.lead, count = more.strips, stride = more.conv.stride_w;
         const DType dtype = more.conv.dtype, out_dtype = more.conv.out_dtype;
         const Conv2dActivation activation = more.conv.activation;
         const bool clamps = activation == Conv2dActivation::none || activation == Conv2dActivation::relu;
         const float least = activation == Conv2dActivation::relu ? 0.0f : -__builtin_huge_valf();
 
-        using Rows = RollingRow<kSteps, kWords>[kAhead][kStride];
+        using Rows = RollingRow<kSteps, kWords>[kAhead][kStep];
         Rows first_rows, second_rows;
         const auto load = [&](Rows& rows) {
 #pragma unroll
             for (int i = 0; i < kAhead; ++i)
 #pragma unroll
-                for (int j = 0; j < kStride; ++j) source.load(rows[i][j], x_pitch);
+                for (int j = 0; j < kStep; ++j) source.load(rows[i][j], x_pitch);
         };
         wait_for_kernel_before();
         if (first >= count) return;
         from_memory.load();
+        load(first_rows);
         float bias = 0.0f;
         {
             const Conv2dParams& c = first_parameter_again(parameter).conv;
             if (c.bias) bias = load_parameter(global_pointer<void>(c.bias), filter * c.bias_stride, c.bias_dtype);
         }
-        load(first_rows);
         from_memory.store(taps);
         typename A::Sums begin;
 #pragma unroll
@@ -335,7 +373,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kSt
         for (int s = 0; s < kSteps; ++s)
 #pragma unroll
             for (int w = 0; w < A::kWords; ++w) {
-                const int column = s * A::kDepth + A::band_element(lane, w) - A::band_column(lane) * kStride;
+                const int column = s * A::kDepth + A::band_element(lane, w) - A::band_column(lane) * stride;
                 const uint32_t* const from = Filter::word(taps, column - lead + 1);
 #pragma unroll
                 for (int r = 0; r < kTaps; ++r) band[r][s][w] = from[r * (Filter::kPitch / 2)];
@@ -343,31 +381,42 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kSt
         typename A::Sums sums[kRows] = {};  // of the rows of outputs that are under way; the first is not used
         float zero = 0.0f;
         int row = 1 - kRows;  // the next one of outputs; those in front of the first one are none
+        // Multiplies row j of the kStep ones that row i of outputs begins with.
+        const auto multiply = [&](auto like, const Rows& x, int i, int j, typename A::Sums& done) {
+#pragma unroll
+            for (int up = kRows - 1; up >= 0; --up) {
+                const int r = up * kStep + j;
+                if (r >= kTaps) continue;
+                // The sums of the row that is `up` above the lowest one under way.
+                typename A::Sums& to = up == kRows - 1 ? done : sums[up + 1];
+                typename A::Sums next = j > 0 ? to : up > 0 ? sums[up] : begin;
+#pragma unroll
+                for (int s = 0; s < kSteps; ++s) {
+                    uint32_t words[4];
+                    x[i][j].words(words, s);
+                    A::template multiply<decltype(like)>(next, words, band[r][s]);
+                }
+                to = next;
+            }
+        };
         // Makes the rows of outputs whose last x is `x`, while what comes next is on its way.
-        const auto roll = [&](const Rows& x, Rows& next) {
-            load(next);
+        const auto roll = [&](Rows& x, Rows& next) {
+            if constexpr (!Shape::kInPlace) load(next);
             typename A::Sums done[kAhead];
 #pragma unroll
             for (int i = 0; i < kAhead; ++i) {
-                with_halves<T>(dtype, [&](auto like) {
+                if constexpr (Shape::kInPlace) {
 #pragma unroll
-                    for (int j = 0; j < kStride; ++j)
+                    for (int j = 0; j < kStep; ++j) {
+                        with_halves<T>(dtype, [&](auto like) { multiply(like, x, i, j, done[i]); });
+                        source.load(x[i][j], x_pitch);
+                    }
+                } else {
+                    with_halves<T>(dtype, [&](auto like) {
 #pragma unroll
-                        for (int up = kRows - 1; up >= 0; --up) {
-                            const int r = up * kStride + j;
-                            if (r >= kTaps) continue;
-                            // The sums of the row that is `up` above the lowest one under way.
-                            typename A::Sums& to = up == kRows - 1 ? done[i] : sums[up + 1];
-                            typename A::Sums next = j > 0 ? to : up > 0 ? sums[up] : begin;
-#pragma unroll
-                            for (int s = 0; s < kSteps; ++s) {
-                                uint32_t words[4];
-                                x[i][j].words(words, s);
-                                A::template multiply<decltype(like)>(next, words, band[r][s]);
-                            }
-                            to = next;
-                        }
-                });
+                        for (int j = 0; j < kStep; ++j) multiply(like, x, i, j, done[i]);
+                    });
+                }
 #pragma unroll
                 for (int e = 0; e < A::kSums; ++e) {
                     zero = fmaf(done[i][e], 0.0f, zero);
@@ -407,11 +456,53 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, rolling_blocks(kTaps, kSt
         for (;;) {
             roll(first_rows, second_rows);
             if (row >= behind) break;
-            roll(second_rows, first_rows);
+            if constexpr (!Shape::kInPlace) roll(second_rows, first_rows);
             if (row >= behind) break;
         }
         if (__ballot(zero != 0.0f) != 0) make_strips_again<A>(first_parameter_again(parameter), first, channel, filter, lane);
     }
+}
+
+template <typename T, typename Shape, bool kWords, bool kOutWords, bool kResidual>
+void launch_rolling(const RollingParams& p, void* stream) {
+    const unsigned blocks = static_cast<unsigned>(ceil_of(p.waves, kRollingThreads / wave_size_here()));
+    HIPCONV_LAUNCH(true, (conv2d_depthwise_rolling<T, Shape, kWords, kOutWords, kResidual>), dim3(blocks, 1, 1),
+                   dim3(kRollingThreads, 1, 1), 0, static_cast<hipStream_t>(stream), p);
+    check_launch("conv2d");
+}
+
+// A kernel looks for a residual where that costs it no time and no register that it lacks.
+template <typename T, typename Shape>
+void launch_rolling_units(const RollingParams& p, void* stream) {
+    constexpr bool kFewOutputs = Shape::kStep > 2;  // beside x: they are written by elements
+    const bool adds = p.conv.residual.data != nullptr;
+    if (!kFewOutputs && p.has_out_words) return launch_rolling<T, Shape, true, !kFewOutputs, true>(p, stream);
+    if constexpr (Shape::kStride > 1) {
+        constexpr bool kMayAdd = Shape::kStep != 2;
+        if (p.has_words && (kMayAdd || !adds)) return launch_rolling<T, Shape, true, false, kMayAdd>(p, stream);
+    }
+    if constexpr (Shape::kStep == 1)
+        if (!adds) return launch_rolling<T, Shape, false, false, false>(p, stream);
+    launch_rolling<T, Shape, false, false, true>(p, stream);
+}
+
+template <typename T, typename Shape>
+RollingKernels rolling_kernels() {
+    return {Shape::kTaps,
+            Shape::kStep,
+            Shape::kWindow,
+            Shape::kReach,
+            Shape::blocks(false),
+            Shape::blocks(true),
+            launch_rolling_units<T, Shape>};
+}
+
+// Calls do_it(T()) for the type that a call's kernels have.
+template <typename DoIt>
+decltype(auto) with_rolling_type(DType dtype, DoIt do_it) {
+    if constexpr (!kHalvesShareKernels)
+        if (dtype == DType::bf16) return do_it(bf16());
+    return do_it(f16());
 }
 
 }  // namespace hipconv

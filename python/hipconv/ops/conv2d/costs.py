@@ -10,6 +10,7 @@ import math
 from typing import NamedTuple
 
 from . import depthwise_diagonal_tiling, direct_tiling, fma_direct_tiling
+from .axes import grid_axis
 from .problem import Card, Problem, Tile, Tiles
 
 LEAST_STEPS = 4  # of a part of a split sum: fewer do not pay for writing the part and reading it again
@@ -214,20 +215,24 @@ def depthwise_banded(problem: Problem, card: Card, tiles: Tiles, workspace_limit
 
 
 _ROLLING, _ROLLING_STEP = 1.7, 0.165  # microseconds, but for what follows, and of a row of outputs of a wave
-# A compute unit takes as long for each wave, by the stride, and so much longer where rows are read element by element.
-_ROLLING_WAVE, _ROLLING_ODD = {1: 0.0236, 2: 0.064}, 0.013
+# A compute unit takes as long for each wave, by the larger of the stride along rows and the step from row to row; so many times
+# as long where rows are read element by element; and so much longer with more than seven rows of taps and a step of 1.
+_ROLLING_WAVE, _ROLLING_ODD, _ROLLING_TALL = {1: 0.0225, 2: 0.048, 3: 0.105, 4: 0.18}, 1.6, 0.014
 
 
 def depthwise_rolling(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     """Add up the rows of outputs of its waves, of 16 strips each, in as many segments as take least.
 
-    A fit to 250 layers on an H100, of which 9 in 10 are within a fourth of it: it has to be less by 6 %.
+    A fit to 250 layers on an H100, of which 9 in 10 were within a fourth of it, and to 106 of other strides and dilations on an
+    H200: it has to be less by 6 %.
     """
     tile = _tile(problem, card, tiles)
-    strips, rows = problem.batch * -(-problem.out_size[1] // tile[1]), problem.out_size[0]
-    halo = -(-((problem.kernel[0] - 1) * problem.dilation[0] + 1) // problem.stride[0]) - 1
+    classes, step = grid_axis(problem.kernel[0], problem.stride[0], problem.dilation[0])
+    strips, rows = problem.batch * -(-problem.out_size[1] // tile[1]) * classes, -(-problem.out_size[0] // classes)
+    halo = -(-problem.kernel[0] // step) - 1
     odd = problem.in_size[1] % 2 or (problem.stride[0] == 1 and problem.out_size[1] % 2)
-    each = _ROLLING_WAVE[problem.stride[0]] + (_ROLLING_ODD if odd else 0.0)
+    each = _ROLLING_WAVE[min(4, max(step, problem.stride[1]))] * (_ROLLING_ODD if odd else 1.0)
+    each += _ROLLING_TALL if step == 1 and problem.kernel[0] > 7 else 0.0
 
     def steps_us(segments: int) -> float:
         waves = -(-(-(-strips * segments // tile[0]) * problem.out_channels) // card.compute_units)
