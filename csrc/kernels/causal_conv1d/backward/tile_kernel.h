@@ -289,7 +289,15 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
     for (int i = 0; i < kWidth; ++i) weight[i] = Channels::all(0.0f);
     if (active) {
         const CausalConv1dInputs& in = again().in;
-        const void *weights = global_pointer<const void>(in.weight), *biases = global_pointer<const void>(in.bias);
+        const void* const weights = global_pointer<const void>(in.weight);
+        uint32_t bias_bits[kChannels] = {};
+        if (in.bias) {
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c) {
+                const int channel = static_cast<int>(d) + (c < channels ? c : 0);
+                bias_bits[c] = load_parameter_bits(in.bias, channel * in.bias_stride, in.bias_dtype);
+            }
+        }
         with_dtype(in.weight_dtype, [&](auto type) {
             using P = decltype(type);
             if (has(kBwdPacked)) {
@@ -306,14 +314,7 @@ __device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* l
                     return parameter<P>(weights, channel * in.weight_dim_stride + i * in.weight_width_stride);
                 });
         });
-        if (biases) {
-            with_dtype(in.bias_dtype, [&](auto type) {
-                using P = decltype(type);
-                bias = Channels::make([&](int c) {
-                    return parameter<P>(biases, (static_cast<int>(d) + (c < channels ? c : 0)) * in.bias_stride);
-                });
-            });
-        }
+        bias = Channels::make([&](int c) { return parameter_of(bias_bits[c], in.bias_dtype); });
     }
 
     // The bytes of the tokens that this run visits: bit i is set if the token's tap i sees an input; none is, if it is padding.

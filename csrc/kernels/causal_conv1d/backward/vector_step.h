@@ -239,13 +239,14 @@ HIPCONV_INLINE void bwd_vector_spill(Taps taps, bool use_silu, const float (&win
 
 template <typename T, int kWidth>
 HIPCONV_INLINE void bwd_vector_parameters(const CausalConv1dInputs& in, int64_t d, float (&weight)[kWidth], float& bias) {
+    const uint32_t bias_bits = in.bias ? load_parameter_bits(in.bias, d * in.bias_stride, in.bias_dtype) : 0;
     with_dtype(in.weight_dtype, [&](auto type) {
         using P = decltype(type);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)
             weight[i] = parameter<P>(in.weight, d * in.weight_dim_stride + i * in.weight_width_stride);
     });
-    bias = in.bias ? load_parameter(in.bias, d * in.bias_stride, in.bias_dtype) : 0.0f;
+    bias = parameter_of(bias_bits, in.bias_dtype);
     const float scale = bwd_scale<T>(in);
     bias *= scale;
 #pragma unroll

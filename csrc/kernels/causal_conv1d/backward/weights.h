@@ -6,12 +6,12 @@
 
 namespace hipconv {
 
-// Loads the taps of a channel as floats, and its bias. The first tap is `left_out` where the width is one less than
-// kWidth, and zero then.
+// Loads the taps of a channel as floats, and its bias, which are on their way together: a conversion waits for what it
+// converts. The first tap is `left_out` where the width is one less than kWidth, and zero then.
 template <int kWidth>
 HIPCONV_INLINE void load_bwd_weights(const CausalConv1dInputs& in, int channel, int left_out, float (&weight)[kWidth],
                                      float& bias) {
-    if (in.bias) bias = load_parameter(global_pointer<const void>(in.bias), channel * in.bias_stride, in.bias_dtype);
+    const uint32_t bias_bits = in.bias ? load_parameter_bits(in.bias, channel * in.bias_stride, in.bias_dtype) : 0;
     const void* const weights = global_pointer<const void>(in.weight);
     with_dtype(in.weight_dtype, [&](auto type) {
         using P = decltype(type);
@@ -22,6 +22,7 @@ HIPCONV_INLINE void load_bwd_weights(const CausalConv1dInputs& in, int channel, 
                 weight[i] = parameter<P>(weights, channel * in.weight_dim_stride + (i - left_out) * in.weight_width_stride);
         }
     });
+    bias = parameter_of(bias_bits, in.bias_dtype);
 }
 
 }  // namespace hipconv

@@ -184,11 +184,11 @@ HIPCONV_INLINE void bring_weights(const CausalConv1dInputs& in, const StagedPlan
 
 // The sums of a group before any tap: its channels' biases.
 HIPCONV_INLINE void begin_with_bias(const CausalConv1dInputs& in, const StagedPlace& place, Pair (&sums)[kGroupTokens]) {
-    const auto bias = [&](int d) {
-        if (!in.bias || d >= in.dim) return 0.0f;
-        return load_parameter(global_pointer<const char>(in.bias), d * in.bias_stride, in.bias_dtype);
+    const auto bits = [&](int d) -> uint32_t {
+        return in.bias && d < in.dim ? load_parameter_bits(in.bias, d * in.bias_stride, in.bias_dtype) : 0;
     };
-    const Pair both = make_pair(bias(place.channel()), bias(place.channel() + 1));
+    const uint32_t first = bits(place.channel()), second = bits(place.channel() + 1);
+    const Pair both = make_pair(parameter_of(first, in.bias_dtype), parameter_of(second, in.bias_dtype));
 #pragma unroll
     for (int t = 0; t < kGroupTokens; ++t) sums[t] = both;
 }

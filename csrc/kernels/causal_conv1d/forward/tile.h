@@ -191,6 +191,11 @@ HIPCONV_INLINE void strided_parameters(const CausalConv1dInputs& p, int64_t d, P
                                        Pair (&bias)[kPairs]) {
     const bool has_oldest = p.width == kWidth;
     const int first_tap = kWidth - p.width;
+    uint32_t bias_bits[2 * kPairs] = {};
+    if (p.bias) {
+#pragma unroll
+        for (int c = 0; c < 2 * kPairs; ++c) bias_bits[c] = load_parameter_bits(p.bias, (d + c) * p.bias_stride, p.bias_dtype);
+    }
     with_dtype(p.weight_dtype, [&](auto type) {
         using P = decltype(type);
 #pragma unroll
@@ -206,16 +211,8 @@ HIPCONV_INLINE void strided_parameters(const CausalConv1dInputs& p, int64_t d, P
         }
     });
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) bias[j] = twice(0.0f);
-    if (p.bias) {
-        with_dtype(p.bias_dtype, [&](auto type) {
-            using P = decltype(type);
-#pragma unroll
-            for (int j = 0; j < kPairs; ++j)
-                bias[j] = make_pair(parameter<P>(p.bias, (d + 2 * j) * p.bias_stride),
-                                    parameter<P>(p.bias, (d + 2 * j + 1) * p.bias_stride));
-        });
-    }
+    for (int j = 0; j < kPairs; ++j)
+        bias[j] = make_pair(parameter_of(bias_bits[2 * j], p.bias_dtype), parameter_of(bias_bits[2 * j + 1], p.bias_dtype));
 }
 
 // The launches of these tell whether they have written the final states, too.

@@ -144,6 +144,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
         fetch(u);
     }
 
+    const uint32_t bias_bits = p.bias ? load_parameter_bits(p.bias, d * p.bias_stride, p.bias_dtype) : 0;
     Pair weight[kWidth];
     float probe = 0.0f;  // becomes NaN if a weight is not finite
     with_dtype(p.weight_dtype, [&](auto type) {
@@ -156,7 +157,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
         }
     });
     const bool repairs = probe != 0.0f && (kRagged || lane_token < kWidth - 1);
-    const float bias = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
+    const float bias = parameter_of(bias_bits, p.bias_dtype);
 
     for (int item = 0; item < count; item += kAhead) {
 #pragma unroll

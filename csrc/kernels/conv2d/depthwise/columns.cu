@@ -265,13 +265,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kColumnsThreads, (ColumnsShape<kBytes, kTa
         if (run.group != group) {
             group = run.group;
             const char* const from = static_cast<const char*>(c.weight.data) + int64_t{k} * (kAllTaps * kBytes);
+            const uint32_t bits = c.bias ? load_parameter_bits(c.bias, k * c.bias_stride, c.bias_dtype) : 0;
 #pragma unroll
             for (int i = 0; i < kAllTaps; ++i) {
                 with_type<kBytes>(c.dtype,
                                   [&](auto like) { taps[i] = to_float(global_pointer<const decltype(like)>(from)[i]); });
                 in_a_register(taps[i]);
             }
-            bias = c.bias ? load_parameter(global_pointer<void>(c.bias), k * c.bias_stride, c.bias_dtype) : 0.0f;
+            bias = parameter_of(bits, c.bias_dtype);
         }
         const bool has_work = plane < p.planes && channel < c.out_channels && place < p.width;
         const int columns = has_work ? c.out_width - column : 0;

@@ -80,15 +80,14 @@ inline bool has_dense_filters(const Conv2dParams& c) {
 // The bias of a thread's pair of channels, whose load is under way until it is needed.
 class PairOfBias {
   public:
-    HIPCONV_INLINE PairOfBias(const DepthwiseParams& parameter, const DepthwisePlace& at) {
-        const Conv2dParams& c = first_parameter_again(parameter).conv;
-        if (!c.bias || !at.has_work) return;
-        const int k = at.unit * 2, second = k + 1 < c.out_channels ? k + 1 : k;
+    HIPCONV_INLINE PairOfBias(const Conv2dParams& c, int k, bool has_work = true) {
+        if (!c.bias || !has_work) return;
+        const int second = k + 1 < c.out_channels ? k + 1 : k;
         bits_[0] = load_parameter_bits(c.bias, k * c.bias_stride, c.bias_dtype);
         bits_[1] = load_parameter_bits(c.bias, second * c.bias_stride, c.bias_dtype);
     }
-    HIPCONV_INLINE Pair get(const DepthwiseParams& p) const {
-        return make_pair(parameter_of(bits_[0], p.conv.bias_dtype), parameter_of(bits_[1], p.conv.bias_dtype));
+    HIPCONV_INLINE Pair get(const Conv2dParams& c) const {
+        return make_pair(parameter_of(bits_[0], c.bias_dtype), parameter_of(bits_[1], c.bias_dtype));
     }
 
   private:

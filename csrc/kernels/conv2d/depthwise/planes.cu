@@ -77,13 +77,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, kPlanesBlocks) conv2d_d
         const uint32_t plane = static_cast<uint32_t>(first) + static_cast<uint32_t>(2 * pair);
         const int channel =
             static_cast<int>(plane - divide(plane, p.divide_by_channels) * static_cast<uint32_t>(c.in_channels));
+        const PairOfBias bias_bits(c, channel);
         load_dense_filters<T>(taps, c.weight.data, channel);
-        bias = Pair{};
-        if (c.bias) {
-            const void* const data = global_pointer<void>(c.bias);
-            const int64_t at = channel * c.bias_stride;
-            bias = make_pair(load_parameter(data, at, c.bias_dtype), load_parameter(data, at + c.bias_stride, c.bias_dtype));
-        }
+        bias = bias_bits.get(c);
     };
     int item = thread;
     if (item < items) go_to(item);

@@ -234,16 +234,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, (RingShape<kTaps, kStri
         for (int i = 1; i + 1 < kSteps; ++i) source.load(p, written + i * Shape::kStageBytes);
     }
 
-    Pair taps[kTaps * kTaps], bias{};
+    Pair taps[kTaps * kTaps], bias;
     {
         const Conv2dParams& c = first_parameter_again(p).conv;
         const int channel = first_channel + lane % kChannelLanes * 2, k = channel < c.out_channels ? channel : 0;
+        const PairOfBias bias_bits(c, k);
         load_dense_filters<T>(taps, c.weight.data, k);
-        if (c.bias) {
-            const void* const data = global_pointer<void>(c.bias);
-            const int64_t at = k * c.bias_stride;
-            bias = make_pair(load_parameter(data, at, c.bias_dtype), load_parameter(data, at + c.bias_stride, c.bias_dtype));
-        }
+        bias = bias_bits.get(c);
     }
 
     Pair sums[kRows][kColumns];

@@ -38,11 +38,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, row_blocks(kTaps, kAcro
         from.first += p.x_row;
         from.second += p.x_row;
     }
-    const PairOfBias bias_bits(p, at);
+    const PairOfBias bias_bits(first_parameter_again(p).conv, at.unit * 2, at.has_work);
     stage_filters<kTaps>(filters, p, at);
     __syncthreads();
     if (!at.has_work) return;
-    const Pair bias = bias_bits.get(p);
+    const Pair bias = bias_bits.get(p.conv);
 
     Pair sums[kColumns];
 #pragma unroll

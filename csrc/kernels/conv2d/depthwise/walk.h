@@ -75,11 +75,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
 
     // Filters: to LDS in the order of memory, to registers by taps.
     constexpr int kAllTaps = kTaps * kTaps;
-    const PairOfBias bias_bits(p, at);
+    const PairOfBias bias_bits(first_parameter_again(p).conv, at.unit * 2, at.has_work);
     stage_filters<kTaps>(filters, p, at);
     __syncthreads();
     if (!at.has_work) return;
-    const Pair bias = bias_bits.get(p);
+    const Pair bias = bias_bits.get(p.conv);
     Pair taps[kInRegisters ? kAllTaps : 1];
     if constexpr (kInRegisters) {
 #pragma unroll

@@ -284,15 +284,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBandedThreads, kBandedBlocks)
         const BandedPlace at(first_parameter_again(parameter), number);
         BandedSource source;
         source.load(planes, first_parameter_again(parameter), at, at.image, lane);
+        const Conv2dParams& all = first_parameter_again(parameter).conv;
+        const uint32_t bias_bits = all.bias ? load_parameter_bits(all.bias, at.filter * all.bias_stride, all.bias_dtype) : 0;
         stage_band(reinterpret_cast<uint32_t*>(own), first_parameter_again(parameter), at, lane);
-        float bias = 0.0f;
         BandedRows<A> rows(first_parameter_again(parameter), at, at.image, lane);
         Window first, second;
         bool keeps_windows = false;
         {
             const BandedParams& p = first_parameter_again(parameter);
             const Conv2dParams& c = p.conv;
-            if (c.bias) bias = load_parameter(global_pointer<void>(c.bias), at.filter * c.bias_stride, c.bias_dtype);
             if constexpr (kKeepsWindows) {
                 // Where all have one set of columns, and rows their parity, what two passes need does not change.
                 const BandedPasses passes(p, A::kColumns, A::kDepth);
@@ -302,6 +302,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBandedThreads, kBandedBlocks)
                 second.set(p, passes.step(1), passes.kind(1, parity), 0, lane);
             }
         }
+        const float bias = parameter_of(bias_bits, all.bias_dtype);
 #pragma unroll 1
         for (int image = at.image; image < at.behind_image;) {
             const BandedParams& p = first_parameter_again(parameter);

@@ -112,7 +112,8 @@ class DiagonalSource {
             const int in_chunk = chunk * kDiagonalChannels < channels_left ? chunk * kDiagonalChannels : 0;
             to_[i] = place_in_row(p, place) + chunk * 16;
             in_a_register(to_[i]);
-            offset_[i] = static_cast<uint32_t>(2 * (run * c.x.batch_stride + z * c.x.column_stride + in_chunk));
+            offset_[i] =
+                2 * (run * static_cast<uint32_t>(c.x.batch_stride) + z * static_cast<uint32_t>(c.x.column_stride) + in_chunk);
         }
     }
 
@@ -176,12 +177,12 @@ class DiagonalOutputs {
             const int number = thread + i * kDiagonalThreads, pixel = number >> p.chunks_log;
             const int in_block = (number - (pixel << p.chunks_log)) * kDiagonalChannels;
             const bool exists = pixel < p.block_pixels && at.pixel + pixel < p.pixels && at.filter + in_block < c.out_channels;
-            const int64_t offset =
-                runs.run_of(p, pixel) * c.out.batch_stride + runs.column_in_image(p, pixel) * c.out.column_stride + in_block;
+            const uint32_t offset = runs.run_of(p, pixel) * static_cast<uint32_t>(c.out.batch_stride) +
+                                    runs.column_in_image(p, pixel) * static_cast<uint32_t>(c.out.column_stride) + in_block;
             exists_ |= int{exists} << i;
             from_[i] = pixel * kDiagonalOutPitch + in_block * 2;
             in_a_register(from_[i]);
-            to_[i] = static_cast<uint32_t>(exists ? 2 * offset : 0);
+            to_[i] = exists ? 2 * offset : 0;
         }
     }
 
@@ -275,14 +276,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDiagonalThreads, (DiagonalShape<kTapRows,
                 row += c.weight.row_stride;
             }
         }
-        Floats<4> bias{};
+        uint32_t bias_bits[2] = {};
         if (works && c.bias)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int64_t of = (first_filter + lane % 4 * 2 + e) * c.bias_stride;
-                bias[e] = load_parameter(global_pointer<void>(c.bias), of, c.bias_dtype);
-                bias[e + 2] = bias[e];
-            }
+            for (int e = 0; e < 2; ++e)
+                bias_bits[e] = load_parameter_bits(c.bias, (first_filter + lane % 4 * 2 + e) * c.bias_stride, c.bias_dtype);
 
         DiagonalSource<Shape::kLoads> source(p, at, thread);
         constexpr int kCount = kGroups >= 2 ? kGroups / 2 : 1;
@@ -340,6 +338,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDiagonalThreads, (DiagonalShape<kTapRows,
         for (int r = 0; r < kTapRows; ++r)
 #pragma unroll
             for (int t = 0; t < kTapPairs; ++t) taps[r][t][0] <<= shift, taps[r][t][1] <<= shift;
+        Floats<4> bias;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) bias[e] = parameter_of(bias_bits[e % 2], c.bias_dtype);
         // Those of the rows of outputs that are under way: number i of the row that begins i - 1 steps behind this one. The
         // first is not used.
         Floats<4> sums[kRows][kGroups];

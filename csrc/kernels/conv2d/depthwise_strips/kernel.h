@@ -359,14 +359,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((StripsShape<kTaps, kStride>::kWaves * kWa
         for (int i = 0; i < Shape::kStages - 1; ++i) load_next(i), store_next();
 
         const StripsParams& more = first_parameter_again(parameter);
-        float bias[2 * kPairs];
+        uint32_t bias_bits[2 * kPairs];
 #pragma unroll
         for (int k = 0; k < 2 * kPairs; ++k) {
             const int of = channel + wave * 2 * kPairs + k;
-            bias[k] =
-                more.conv.bias && of < more.conv.out_channels
-                    ? load_parameter(global_pointer<void>(more.conv.bias), of * more.conv.bias_stride, more.conv.bias_dtype)
-                    : 0.0f;
+            const bool exists = more.conv.bias && of < more.conv.out_channels;
+            bias_bits[k] = exists ? load_parameter_bits(more.conv.bias, of * more.conv.bias_stride, more.conv.bias_dtype) : 0;
         }
         // Where the lane reads x, by the strip and by eight columns, and where it writes outputs.
         const int chunk = wave * kPairs / 4, in_chunk = wave * kPairs % 4 * 4;
@@ -405,6 +403,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((StripsShape<kTaps, kStride>::kWaves * kWa
                     for (int k = 0; k < 2 * kPairs; ++k)
                         band[r][s][k][w] = *reinterpret_cast<const uint32_t*>(from + (k * kTaps + r) * kStripsTapPitch);
             }
+        float bias[2 * kPairs];
+#pragma unroll
+        for (int k = 0; k < 2 * kPairs; ++k) bias[k] = parameter_of(bias_bits[k], more.conv.bias_dtype);
         typename A::Sums sums[kRows][2 * kPairs] = {};  // of the rows of outputs that are under way; the first is not used
         int turn = 0;                                   // the stage to be multiplied
 #pragma unroll 1
