@@ -32,4 +32,7 @@ struct GridAxis {
     }
 };
 
+// One row of taps sees rows of x that the stride lies apart: as if it were the dilation.
+inline int32_t dilation_of_rows(const Conv2dParams& c) { return c.kernel_height == 1 ? c.stride_h : c.dilation_h; }
+
 }  // namespace hipconv

@@ -23,9 +23,6 @@ int64_t whole_pixels(const DiagonalParams& g, const DiagonalKernel& kernel) {
     return kernel.groups * kDiagonalPixels * (kDiagonalWaves >> g.chunks_log);
 }
 
-// One row of taps sees rows of x that the stride lies apart: as if it were the dilation.
-int32_t dilation_of_rows(const Conv2dParams& c) { return c.kernel_height == 1 ? c.stride_h : c.dilation_h; }
-
 // Sets how a block of so many pixels uses LDS; returns its bytes, or 0 if its threads have too few loads or its offsets too few
 // bits.
 int64_t use_lds(DiagonalParams& g, const DiagonalKernel& kernel, int64_t pixels) {

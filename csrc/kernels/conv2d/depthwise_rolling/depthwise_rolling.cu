@@ -20,9 +20,6 @@ bool has_words(const Image& image, const Conv2dParams& p, int64_t channels, int6
            multiple_of(image.channel_stride, channels, 2) && multiple_of(image.row_stride, height, 2);
 }
 
-// One row of taps sees rows of x that the stride lies apart: as if it were the dilation.
-int32_t dilation_of_rows(const Conv2dParams& c) { return c.kernel_height == 1 ? c.stride_h : c.dilation_h; }
-
 // Sets strides of 32 bits, 0 where there is but one; tells whether they have room.
 bool set_strides(RollingStrides& to, int64_t images, int64_t image, int64_t channels, int64_t channel, int64_t rows,
                  int64_t row) {

@@ -216,9 +216,11 @@ def depthwise_banded(problem: Problem, card: Card, tiles: Tiles, workspace_limit
 
 # Microseconds: but for what follows; of a row of outputs of a wave, by whether the stride is 1; of it for each wave of a
 # compute unit, by the larger of the stride along rows and the step from row to row; and so much longer with more than seven
-# rows of taps and a step of 1. Rows that are read element by element take so many times as long, by whether the stride is 1.
+# rows of taps and a step of 1. Rows that are read element by element take so many times as long, by whether the stride is 1,
+# and up to three rows of taps with steps of 3 and 4, whose kernels have room for seven.
 _ROLLING, _ROLLING_STEP = 1.85, (0.28, 0.165)
-_ROLLING_WAVE, _ROLLING_TALL, _ROLLING_ODD = {1: 0.018, 2: 0.046, 3: 0.112, 4: 0.196}, 0.014, (1.6, 1.9)
+_ROLLING_WAVE, _ROLLING_TALL, _ROLLING_ODD = {1: 0.018, 2: 0.046, 3: 0.1, 4: 0.17}, 0.014, (1.6, 1.9)
+_ROLLING_FEW = 1.3
 
 
 def depthwise_rolling(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -233,6 +235,7 @@ def depthwise_rolling(problem: Problem, card: Card, tiles: Tiles, workspace_limi
     odd = problem.in_size[1] % 2 or (problem.stride[0] == 1 and problem.out_size[1] % 2)
     stride = max(step, problem.stride[1])
     each = _ROLLING_WAVE[min(4, stride)] * (_ROLLING_ODD[stride == 1] if odd else 1.0)
+    each *= _ROLLING_FEW if step > 2 and problem.kernel[0] <= 3 else 1.0
     each += _ROLLING_TALL if step == 1 and problem.kernel[0] > 7 else 0.0
 
     def steps_us(segments: int) -> float:
