@@ -155,8 +155,9 @@ const char* conv2d_depthwise_diagonal_refusal(const Conv2dParams& p, const Conv2
         return "filters of up to 11 rows and 12 columns, whose stride_h is up to 4 times what it has in common with dilation_h";
     constexpr int64_t kMost = 1 << 24;
     if (p.in_height > kMost || p.in_width > kMost || p.out_height > kMost || p.out_width > kMost || p.pad_top > kMost ||
-        p.pad_left > kMost || reach_of(p.kernel_width, p.dilation_w) > kMost || reach_of(p.kernel_height, p.dilation_h) > kMost)
-        return "images of up to 2^24 rows and columns";
+        p.pad_left > kMost || reach_of(p.kernel_width, p.dilation_w) > kMost ||
+        reach_of(p.kernel_height, p.dilation_h) > kMost || p.stride_h > kMost)
+        return "images, and strides, of up to 2^24 rows and columns";
     if (int64_t{p.batch} * p.out_width >= kLimit31 / 2) return "fewer outputs";
     if (plan.split_k != 1) return "split_k of 1";
     DiagonalParams g{};

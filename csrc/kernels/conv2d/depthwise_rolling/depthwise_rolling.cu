@@ -135,8 +135,8 @@ const char* conv2d_depthwise_rolling_refusal(const Conv2dParams& p, const Conv2d
     if (!set_strides(g, p)) return "strides in memory of fewer than 2^30 elements";
     constexpr int64_t kMost = 1 << 24;
     if (p.in_height > kMost || p.in_width > kMost || p.out_height > kMost || p.out_width > kMost || p.pad_top > kMost ||
-        p.pad_left > kMost || reach_of(p.kernel_height, p.dilation_h) > kMost)
-        return "images of up to 2^24 rows and columns";
+        p.pad_left > kMost || reach_of(p.kernel_height, p.dilation_h) > kMost || p.stride_h > kMost)
+        return "images, and strides, of up to 2^24 rows and columns";
     if (int64_t{p.batch} * ceil_of(p.out_width, kRollingColumns) * round_up(p.out_height, g.classes) * p.out_channels >=
         kLimit31 / 2)
         return "fewer outputs";
