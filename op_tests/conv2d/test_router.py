@@ -146,6 +146,11 @@ def test_contiguous_depthwise_layers_roll() -> None:
         assert chosen(C, H, R, N) == "depthwise_rolling", (C, H, R, N)
     assert chosen(96, 112, 3, stride=(2, 2), out_size=(56, 56)) == "depthwise_rolling"
     assert chosen(96, 56, 1, kernel=(1, 7), padding=(0, 0, 3, 3)) == "depthwise_rolling"
+    # On an H200, of strides and dilations.
+    assert chosen(240, 56, 7, stride=(3, 3), out_size=(19, 19)) == "depthwise_rolling"
+    assert chosen(128, 96, 7, stride=(4, 4), out_size=(24, 24)) == "depthwise_rolling"
+    assert chosen(256, 48, 7, padding=(6,) * 4, dilation=(2, 2)) == "depthwise_rolling"
+    assert chosen(480, 32, 3, stride=(4, 4), out_size=(8, 8)) == "depthwise"
     for C, H, R, N in ((480, 14, 3, 1), (1632, 9, 3, 1), (240, 14, 5, 1)):
         assert chosen(C, H, R, N) == "depthwise", (C, H, R, N)
 

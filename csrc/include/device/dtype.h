@@ -55,6 +55,11 @@ HIPCONV_INLINE uint32_t load_parameter_bits(const void* base, int64_t index, DTy
     if (dtype == DType::f32) return global_pointer<const uint32_t>(base)[index];
     return global_pointer<const uint16_t>(base)[index];
 }
+// The bits of the bias of channel k, zero if there is none: `p` has `bias`, `bias_stride` and `bias_dtype`.
+template <typename Params>
+HIPCONV_INLINE uint32_t load_bias_bits(const Params& p, int64_t k) {
+    return p.bias ? load_parameter_bits(p.bias, k * p.bias_stride, p.bias_dtype) : 0;
+}
 HIPCONV_INLINE float parameter_of(uint32_t bits, DType dtype) {
     const uint16_t half = static_cast<uint16_t>(bits);
     if (dtype == DType::f16) return to_float(f16{half});

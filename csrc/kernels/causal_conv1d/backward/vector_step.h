@@ -239,7 +239,7 @@ HIPCONV_INLINE void bwd_vector_spill(Taps taps, bool use_silu, const float (&win
 
 template <typename T, int kWidth>
 HIPCONV_INLINE void bwd_vector_parameters(const CausalConv1dInputs& in, int64_t d, float (&weight)[kWidth], float& bias) {
-    const uint32_t bias_bits = in.bias ? load_parameter_bits(in.bias, d * in.bias_stride, in.bias_dtype) : 0;
+    const uint32_t bias_bits = load_bias_bits(in, d);
     with_dtype(in.weight_dtype, [&](auto type) {
         using P = decltype(type);
 #pragma unroll

@@ -11,7 +11,7 @@ namespace hipconv {
 template <int kWidth>
 HIPCONV_INLINE void load_bwd_weights(const CausalConv1dInputs& in, int channel, int left_out, float (&weight)[kWidth],
                                      float& bias) {
-    const uint32_t bias_bits = in.bias ? load_parameter_bits(in.bias, channel * in.bias_stride, in.bias_dtype) : 0;
+    const uint32_t bias_bits = load_bias_bits(in, channel);
     const void* const weights = global_pointer<const void>(in.weight);
     with_dtype(in.weight_dtype, [&](auto type) {
         using P = decltype(type);

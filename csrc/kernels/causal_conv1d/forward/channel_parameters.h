@@ -36,7 +36,7 @@ class ChannelParameters {
             bits_of(uint32_t{});
         else
             bits_of(uint16_t{});
-        bias_ = in.bias ? load_parameter_bits(in.bias, d * in.bias_stride, in.bias_dtype) : 0;
+        bias_ = load_bias_bits(in, d);
     }
     HIPCONV_INLINE void convert(const CausalConv1dInputs& in) {
         with_dtype(in.weight_dtype, [&](auto type) {

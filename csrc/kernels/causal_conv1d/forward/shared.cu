@@ -113,7 +113,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
         weight_bits[i] = load_parameter_bits(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
-    const uint32_t bias_bits = p.bias ? load_parameter_bits(p.bias, d * p.bias_stride, p.bias_dtype) : 0;
+    const uint32_t bias_bits = load_bias_bits(p, d);
     float weight[kWidth];
     float probe = 0.0f;  // becomes NaN if a weight is not finite
 #pragma unroll

@@ -144,7 +144,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
         fetch(u);
     }
 
-    const uint32_t bias_bits = p.bias ? load_parameter_bits(p.bias, d * p.bias_stride, p.bias_dtype) : 0;
+    const uint32_t bias_bits = load_bias_bits(p, d);
     Pair weight[kWidth];
     float probe = 0.0f;  // becomes NaN if a weight is not finite
     with_dtype(p.weight_dtype, [&](auto type) {

@@ -265,7 +265,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kColumnsThreads, (ColumnsShape<kBytes, kTa
         if (run.group != group) {
             group = run.group;
             const char* const from = static_cast<const char*>(c.weight.data) + int64_t{k} * (kAllTaps * kBytes);
-            const uint32_t bits = c.bias ? load_parameter_bits(c.bias, k * c.bias_stride, c.bias_dtype) : 0;
+            const uint32_t bits = load_bias_bits(c, k);
 #pragma unroll
             for (int i = 0; i < kAllTaps; ++i) {
                 with_type<kBytes>(c.dtype,

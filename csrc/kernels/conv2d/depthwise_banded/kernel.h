@@ -285,7 +285,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBandedThreads, kBandedBlocks)
         BandedSource source;
         source.load(planes, first_parameter_again(parameter), at, at.image, lane);
         const Conv2dParams& all = first_parameter_again(parameter).conv;
-        const uint32_t bias_bits = all.bias ? load_parameter_bits(all.bias, at.filter * all.bias_stride, all.bias_dtype) : 0;
+        const uint32_t bias_bits = load_bias_bits(all, at.filter);
         stage_band(reinterpret_cast<uint32_t*>(own), first_parameter_again(parameter), at, lane);
         BandedRows<A> rows(first_parameter_again(parameter), at, at.image, lane);
         Window first, second;

@@ -359,7 +359,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, Shape::blocks(kWords))
         if (first >= count) return;
         from_memory.load();
         load(first_rows);
-        float bias = 0.0f;
+        float bias = 0.0f;  // it waits for memory here, when x is on its way
         {
             const Conv2dParams& c = first_parameter_again(parameter).conv;
             if (c.bias) bias = load_parameter(global_pointer<void>(c.bias), filter * c.bias_stride, c.bias_dtype);
@@ -497,7 +497,8 @@ RollingKernels rolling_kernels() {
             launch_rolling_units<T, Shape>};
 }
 
-// Calls do_it(T()) for the type that a call's kernels have.
+// Calls do_it(T()) for the type that a call's kernels have. A static variable that is kept by type belongs in a nameless
+// namespace: of a template with a name it is one variable for all modules of a process.
 template <typename DoIt>
 decltype(auto) with_rolling_type(DType dtype, DoIt do_it) {
     if constexpr (!kHalvesShareKernels)
