@@ -4,8 +4,9 @@ shared by the tests beside it and benches/conv2d.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 import functools
+import itertools
 import json
 import math
 from pathlib import Path
@@ -394,6 +395,13 @@ def padded_otherwise(case: Case, turn: int) -> Case:
     return case._replace(padding_mode=("circular", "reflect")[turn % 2] if reflects else "replicate")
 
 
+def in_both_layouts(cases: Iterable[Case], device: torch.device) -> Iterator[Case]:
+    """Give every case in both layouts, each time in other types; for a GPU, of so many images that all of it has work."""
+    for number, (case, layout) in enumerate(itertools.product(cases, ("nhwc", "nchw"))):
+        dtype = list(DTYPES.values())[(number // 2 + number) % len(DTYPES)]
+        yield case._replace(dtype=dtype, layout=layout, N=case.N * (32 if device.type == "cuda" else 1))
+
+
 def assert_exact_beside(case: Case, arguments: dict[str, Any], expected: Tensor, algorithm: str, gap: int) -> None:
     """The result is the expected one to the bit where NaN lies beside x and the residual, and in gaps between their rows;
     and nothing beside `out`, which lies like `expected`, is written.
@@ -406,6 +414,38 @@ def assert_exact_beside(case: Case, arguments: dict[str, Any], expected: Tensor,
     assert torch.equal(out, expected), case
     out.fill_(42.0)
     assert (buffer == 42.0).all(), case
+
+
+def assert_sums_are_exact(cases: Iterable[Case], device: torch.device, algorithm: str) -> None:
+    """Run cases of small integers, with and without a bias."""
+    for number, original in enumerate(cases):
+        case = original._replace(activation=("none", "relu")[number % 2], has_bias=number % 5 > 0)
+        arguments = of_integers(case, device)
+        out = hipconv.conv2d(**arguments, algorithm=algorithm)
+        assert torch.equal(out, reference_of(arguments).to(case.dtype)), case
+
+
+def assert_nothing_beside_is_touched(cases: Iterable[Case], device: torch.device, algorithm: str) -> None:
+    """Run cases with residuals and paddings of all kinds, of tensors without gaps and with some, between pages of NaN."""
+    for number, original in enumerate(cases):
+        case, gap = original._replace(has_residual=number % 3 > 0), (0, 1, 8)[number // 2 % 3]
+        if number % 4 > 0:
+            case = padded_otherwise(case, number // 4)
+        arguments = of_integers(case, device)
+        expected = reference_of(arguments).to(case.dtype)
+        if case.has_residual and number % 2 == 0:
+            arguments["residual"] = arguments["residual"].float()
+        assert_exact_beside(case, arguments, expected, algorithm, gap)
+
+
+def assert_activations(cases: Iterable[Case], device: torch.device, algorithm: str) -> None:
+    """Run some of the cases with each activation, and each type of the result."""
+    all_cases = list(cases)
+    for number, activation in enumerate(ACTIVATIONS):
+        arguments = all_cases[number * 5 % len(all_cases)]._replace(activation=activation).inputs(device)
+        arguments["out_dtype"] = list(DTYPES.values())[number % 3]
+        wrong = mismatch_conv2d(hipconv.conv2d(**arguments, algorithm=algorithm), arguments)
+        assert wrong is None, (activation, wrong)
 
 
 def reference_of(arguments: dict[str, Any]) -> Tensor:

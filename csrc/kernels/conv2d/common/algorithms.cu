@@ -26,6 +26,7 @@ constexpr Algorithm kAlgorithms[] = {
     {{"depthwise_strips", conv2d_depthwise_strips_refusal, conv2d_depthwise_strips}, conv2d_depthwise_strips_tiles},
     {{"depthwise_diagonal", conv2d_depthwise_diagonal_refusal, conv2d_depthwise_diagonal}, conv2d_depthwise_diagonal_tiles},
     {{"depthwise", conv2d_depthwise_refusal, conv2d_depthwise}, nullptr},
+    {{"depthwise_tile", conv2d_depthwise_tile_refusal, conv2d_depthwise_tile}, nullptr},
     {{"relaid_warpgroup_gemm", conv2d_relaid_warpgroup_gemm_refusal, conv2d_relaid_warpgroup_gemm,
       conv2d_relaid_warpgroup_gemm_workspace},
      conv2d_warpgroup_gemm_tiles,

@@ -88,6 +88,10 @@ void conv2d_relaid_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& p
 const char* conv2d_depthwise_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_depthwise(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
+// The same by plain products on a tile of x in LDS: any filter, stride, dilation, padding, layout and type. No workspace.
+const char* conv2d_depthwise_tile_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_depthwise_tile(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
 // The same of 16-bit types on matrix cores: rows of x times bands, which have a filter's taps on diagonals. No workspace.
 std::vector<Conv2dTile> conv2d_depthwise_banded_tiles(const std::string& arch, DType dtype);
 const char* conv2d_depthwise_banded_refusal(const Conv2dParams& params, const Conv2dPlan& plan);

@@ -7,11 +7,10 @@
 // filters of one row, is folded: a thread has outputs that lie a part of the row apart.
 #include <hip/hip_runtime.h>
 
-#include "../common/epilogue.h"
+#include "../common/column_store.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "launch/division.h"
-#include "store.h"
 
 namespace hipconv {
 namespace {
@@ -25,34 +24,6 @@ struct AnyParams {
     int32_t step;         // rows of x from one place of the window to the next
     int32_t row_columns;  // columns of x from one row of a folded row to the next
 };
-
-// Finishes and stores the outputs of a thread, whose bias is added already, from row `row` on.
-HIPCONV_INLINE void store_rows(const AnyParams& parameter, float (&v)[kAnyRows], int n, int k, int row, int rows, int column) {
-    const AnyParams& p = first_parameter_again(parameter);
-    const Conv2dParams& c = p.all.conv;
-    if (p.all.has_residual) {
-        const int64_t first = offset_in(c.residual, n, k, row, column);
-        add_each(v, rows, c.residual.data, first, p.apart * c.residual.row_stride, c.residual_dtype);
-    }
-    with_activation(c.activation, [&](Conv2dActivation kind) {
-#pragma unroll
-        for (int q = 0; q < kAnyRows; ++q) v[q] = activate(v[q], kind);
-    });
-    if (c.dtype == DType::f32 && c.out_dtype != DType::f32) {  // whose NaN may have its bits where rounding would lose them
-#pragma unroll
-        for (int q = 0; q < kAnyRows; ++q) v[q] = canonical_nan(v[q]);
-    }
-    with_dtype(c.out_dtype, [&](auto type) {
-        using T = decltype(type);
-        char* out = static_cast<char*>(c.out.data) + offset_in(c.out, n, k, row, column) * static_cast<int64_t>(sizeof(T));
-        const int64_t next = p.apart * c.out.row_stride * static_cast<int64_t>(sizeof(T));
-#pragma unroll
-        for (int q = 0; q < kAnyRows; ++q) {
-            if (q < rows) store_global(out, from_float<T>(v[q]));
-            out += next;
-        }
-    });
-}
 
 // The way in which the outputs of a thread see x.
 enum class AnyWay {
@@ -216,7 +187,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any
                 }
             }
         }
-        store_rows(p, sums, at.batch, k, row, rows, column);
+        const AnyParams& again = first_parameter_again(p);
+        const Conv2dParams& call = again.all.conv;
+        const auto place = [&](const Image& image) {
+            return ColumnPlace{offset_in(image, at.batch, k, row, column), again.apart * image.row_stride};
+        };
+        store_rows(call, sums, rows, place(call.out), place(call.residual));
     }
 }
 

@@ -6,22 +6,13 @@
 #include "../common/residual.h"
 #include "../gemm/layout.h"
 #include "kernel.h"
+#include "launch/bounds.h"
 #include "launch/check.h"
 #include "launch/compute_units.h"
 
 namespace hipconv {
 
 namespace {
-
-// torch's loader for ROCm makes those of the standard library the device's own.
-template <typename T>
-constexpr T smaller(T a, T b) {
-    return b < a ? b : a;
-}
-template <typename T>
-constexpr T larger(T a, T b) {
-    return a < b ? b : a;
-}
 
 // Tells whether an image has its channels beside each other.
 bool is_across(const Image& image, int32_t channels) { return image.channel_stride == 1 || channels == 1; }

@@ -50,6 +50,12 @@ ALGORITHMS = {
         costs.depthwise,
         plain=True,
     ),
+    "depthwise_tile": Algorithm(
+        "a group for each channel of x: plain products on a tile of x in LDS, as floats; any filter, stride, dilation and "
+        "padding mode",
+        costs.depthwise_tile,
+        plain=True,
+    ),
     "relaid_warpgroup_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then warpgroup_gemm; 16-bit types, float32 as TF32",
         costs.relaid_warpgroup_gemm,
