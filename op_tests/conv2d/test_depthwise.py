@@ -141,6 +141,40 @@ def test_bands_keep_what_is_not_finite_where_it_belongs(device: torch.device, al
         torch.testing.assert_close(out, reference_of(arguments).to(out), rtol=0, atol=0, equal_nan=True)
 
 
+def test_float32_as_tf32_keeps_what_is_not_finite_where_it_belongs(nvidia: torch.device) -> None:
+    for case in (depthwise(8, 12, 20, 3, 3, 1, N=2), depthwise(8, 9, 9, 5, 5, 2, N=3, stride=(2, 2))):
+        arguments = of_integers(case._replace(dtype=torch.float32, layout="nchw", activation="relu"), nvidia)
+        arguments["x"][0, 1, 4, 5], arguments["x"][1, 2, 8, 0] = float("inf"), float("nan")
+        out = hipconv.conv2d(**arguments, algorithm="depthwise_rolling", float32_precision="tf32")
+        torch.testing.assert_close(out, reference_of(arguments).to(out), rtol=0, atol=0, equal_nan=True)
+
+
+def test_float32_that_is_rounded_to_tf32_is_near(nvidia: torch.device) -> None:
+    """Every activation, and residuals, by `depthwise_rolling`: within the gates of TF32, and not of float32."""
+    original = depthwise(6, 19, 30, 7, 7, padding=3, dtype=torch.float32, layout="nchw")
+    for number, activation in enumerate(ACTIVATIONS):
+        case = original._replace(W=30 + number % 2, activation=activation, has_residual=number % 2 == 0)
+        arguments = case.inputs(nvidia) | {"float32_precision": "tf32"}
+        out = hipconv.conv2d(**arguments, algorithm="depthwise_rolling")
+        assert mismatch_conv2d(out, arguments) is None, activation
+        assert mismatch_conv2d(out, arguments | {"float32_precision": "ieee"}) is not None, activation
+
+
+def test_which_float32_layers_roll() -> None:
+    """Those that may be rounded to TF32; a plan says so. Few taps and small images stay as they are."""
+
+    def planned(case: Case, allowed: str) -> tuple[str, str | None]:
+        arguments = case._replace(dtype=torch.float32, layout="nchw").inputs(torch.device("meta"))
+        plan = hipconv.conv2d_plan(**arguments, target="sm_90", float32_precision=allowed)
+        return plan.algorithm, plan.float32_precision
+
+    for case in (depthwise(128, 40, 40, 9, 9, 4, N=32), depthwise(96, 56, 56, 7, 7, 3, N=32)):
+        assert planned(case, "tf32") == ("depthwise_rolling", "tf32")
+        assert planned(case, "ieee")[0] != "depthwise_rolling" and planned(case, "ieee")[1] == "ieee"
+    for case in (depthwise(1632, 9, 9, 3, 3, 1, N=32), depthwise(480, 14, 14, 3, 3, 1)):
+        assert planned(case, "tf32") == ("depthwise", "ieee")
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_few_outputs_take_a_row_a_thread_and_many_walk(layout: str) -> None:
     def kernels(case: Case) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from conv2d.exact import HALVES, Case, arch_here, check
+from conv2d.exact import HALVES, Case, arch_here, check, is_served
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -72,9 +72,31 @@ CASES = [
 ]  # fmt: skip
 
 
+# More of float32: nine rows of taps, and columns far apart, which have kernels of their own.
+SINGLES = [
+    rolling((2, 2, 19, 20), (9, 9), padding=(4, 4, 4, 4), bias=True),
+    rolling((1, 2, 12, 40), (1, 9), padding=(0, 0, 8, 8), dilation=(1, 2), each=2, residual=True),
+    rolling((2, 2, 14, 19), (5, 5), padding=(6, 6, 6, 6), dilation=(3, 3), activation="relu"),
+    rolling((1, 2, 17, 36), (3, 3), padding=SAME3, stride=(1, 2), residual=True),
+]
+
+
 def test_every_way_through_memory(module: Any) -> None:
     tiles = module.conv2d_tiles("depthwise_rolling", arch_here(), torch.float16)
     assert tiles or os.environ["HIPCONV_SIMT_MMA"].startswith("wmma")  # RDNA has none
     for tile in tiles:
         for number, case in enumerate(CASES):
             check(module, case._replace(dtype=HALVES[number % 2], tile=tile))
+
+
+def test_every_way_through_memory_of_float32(module: Any) -> None:
+    """Small integers are exact as TF32, too."""
+    tiles = module.conv2d_tiles("depthwise_rolling", arch_here(), torch.float32)
+    assert bool(tiles) == (os.environ["HIPCONV_SIMT_MMA"] == "mma_sync")
+    for tile in tiles:
+        cases = [case._replace(dtype=torch.float32, float32_precision="tf32", tile=tile) for case in SINGLES + CASES]
+        served = [case for case in cases if is_served(module, case, tile)]
+        assert len(served) >= 36 and served[: len(SINGLES)] == cases[: len(SINGLES)]
+        assert not any(is_served(module, case._replace(float32_precision="ieee"), tile) for case in cases)
+        for case in served:
+            check(module, case)

@@ -17,21 +17,25 @@ struct MmaSyncTf32 : Atom<MatrixUnit::mma_sync, f16> {
     }
     static HIPCONV_INLINE void multiply(Sums& sums, Words4 pixels, Words4 filters) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const uint32_t b[] = {word(filters, 2 * half), word(filters, 2 * half + 1)};
+        for (int half = 0; half < 2; ++half)
+            multiply_eight(sums, 4 * half, pixels, word(filters, 2 * half), word(filters, 2 * half + 1));
+    }
+
+    // The products of eight filters: one instruction, four sums, of which `at` is the first.
+    template <typename Four>
+    static HIPCONV_INLINE void multiply_eight(Four& c, int at, Words4 pixels, uint32_t first, uint32_t second) {
 #if defined(HIPCONV_HAS_MMA_SYNC)
-            float* c = &sums[4 * half];
-            asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-                "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                : "r"(pixels.x), "r"(pixels.y), "r"(pixels.z), "r"(pixels.w), "r"(b[0]), "r"(b[1]));
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[at]), "+f"(c[at + 1]), "+f"(c[at + 2]), "+f"(c[at + 3])
+            : "r"(pixels.x), "r"(pixels.y), "r"(pixels.z), "r"(pixels.w), "r"(first), "r"(second));
 #elif defined(HIPCONV_HOST)
-            simt::multiply_tf32<simt::MmaM16n8k8>(reinterpret_cast<const float*>(&pixels), reinterpret_cast<const float*>(b),
-                                                  &sums[4 * half]);
+        const uint32_t both[] = {first, second};
+        simt::multiply_tf32<simt::MmaM16n8k8>(reinterpret_cast<const float*>(&pixels), reinterpret_cast<const float*>(both),
+                                              &c[at]);
 #else
-            (void)pixels, (void)b, (void)sums;
+        (void)c, (void)at, (void)pixels, (void)first, (void)second;
 #endif
-        }
     }
 };
 

@@ -1,12 +1,14 @@
 // The matrix instruction as `depthwise_banded`, `depthwise_strips` and `depthwise_rolling` see it: 16 rows of outputs by
 // kColumns columns, from kDepth columns of x.
 //
-// A lane has kRows rows, row(lane, i), of x and of sums. Word w of x is a pair of columns of number x_row(w) of them: of a
-// window's columns, from x_column(lane) + x_step(w) on. Word w of the band belongs to output band_column(lane), and is the pair
-// of the window's columns from band_element(lane, w) on. Sum e belongs to row number sum_row(e) and to sum_column(lane, e).
+// A lane has kRows rows, row(lane, i), of x and of sums. Word w of x is a pair of columns (of f32 a column) of number x_row(w)
+// of them: of a window's columns, from x_column(lane) + x_step(w) on. Word w of the band belongs to output band_column(lane),
+// and is the pair of the window's columns from band_element(lane, w) on. Sum e belongs to row number sum_row(e) and to
+// sum_column(lane, e).
 #pragma once
 
 #include "matrix/small_mma.h"
+#include "matrix/tf32_atoms.h"
 
 namespace hipconv {
 
@@ -53,9 +55,24 @@ struct BandAtomOf<MatrixUnit::mma_sync, T> {  // NVIDIA
     }
 };
 
+template <>
+struct BandAtomOf<MatrixUnit::mma_sync, tf32> : BandAtomOf<MatrixUnit::mma_sync, f16> {  // NVIDIA
+    static constexpr int kDepth = 8;
+
+    static HIPCONV_INLINE int x_column(int lane) { return lane % 4; }
+    static HIPCONV_INLINE constexpr int x_step(int w) { return w / 2 * 4; }
+    static HIPCONV_INLINE int band_element(int lane, int w) { return w * 4 + lane % 4; }
+    template <typename Like>
+    static HIPCONV_INLINE void multiply(Sums& sums, const uint32_t (&x)[4], const uint32_t (&band)[kWords]) {
+        const Words4 factors = rounded_to_tf32(Words4{x[0], x[1], x[2], x[3]});
+        Atom<MatrixUnit::mma_sync, tf32>::multiply_eight(sums, 0, factors, band[0], band[1]);
+    }
+};
+
 // RDNA 3's lanes take whole rows of a product, which are not theirs alone.
 template <typename T>
-constexpr bool kHasBandAtom = matrix_unit_of<T>() != MatrixUnit::fma && matrix_unit_of<T>() != MatrixUnit::wmma11;
+constexpr bool kHasBandAtom = kIsTf32<T> ? matrix_unit_of<T>() == MatrixUnit::mma_sync
+                                         : matrix_unit_of<T>() != MatrixUnit::fma && matrix_unit_of<T>() != MatrixUnit::wmma11;
 
 template <typename T>
 using BandAtom = BandAtomOf<matrix_unit_of<T>(), T>;

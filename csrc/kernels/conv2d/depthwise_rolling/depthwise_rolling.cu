@@ -14,10 +14,11 @@ namespace hipconv {
 
 namespace {
 
-// Tells whether pairs of columns are words of memory in all rows.
-bool has_words(const Image& image, const Conv2dParams& p, int64_t channels, int64_t height, int64_t width) {
-    return reinterpret_cast<uintptr_t>(image.data) % 4 == 0 && width % 2 == 0 && multiple_of(image.batch_stride, p.batch, 2) &&
-           multiple_of(image.channel_stride, channels, 2) && multiple_of(image.row_stride, height, 2);
+// Tells whether pairs of columns are aligned in all rows.
+bool has_pairs(const Image& image, const Conv2dParams& p, int64_t channels, int64_t height, int64_t width) {
+    return reinterpret_cast<uintptr_t>(image.data) % (2 * element_bytes(p.dtype)) == 0 && width % 2 == 0 &&
+           multiple_of(image.batch_stride, p.batch, 2) && multiple_of(image.channel_stride, channels, 2) &&
+           multiple_of(image.row_stride, height, 2);
 }
 
 // Sets strides of 32 bits, 0 where there is but one; tells whether they have room.
@@ -43,13 +44,16 @@ const RollingKernels* choose_kernels(RollingParams& g, const Conv2dParams& p) {
     const int64_t columns = reach_of(p.kernel_width, p.dilation_w);
     const GridAxis rows(p.stride_h, dilation_of_rows(p));
     g.classes = rows.apart;
-    // Where the stride is 1, x and out have words together or not at all.
-    g.has_words = has_words(p.x, p, p.in_channels, p.in_height, p.in_width);
-    g.has_out_words = g.has_words && has_words(p.out, p, p.out_channels, p.out_height, p.out_width);
-    if (p.stride_w == 1) g.has_words = g.has_out_words;
-    g.lead = g.has_words ? p.pad_left % 2 : 0;
+    const bool is_single = p.dtype == DType::f32;
+    g.has_words = is_single || has_pairs(p.x, p, p.in_channels, p.in_height, p.in_width);
+    g.has_out_words = g.has_words && has_pairs(p.out, p, p.out_channels, p.out_height, p.out_width);
+    // Where the stride is 1, x and out of 16 bits have words together or not at all.
+    if (p.stride_w == 1 && !is_single) g.has_words = g.has_out_words;
+    g.lead = g.has_words && !is_single ? p.pad_left % 2 : 0;
     const int64_t window = int64_t{kRollingColumns - 1} * p.stride_w + columns + g.lead;
-    for (const RollingKernels& kernels : rows.step == 1 ? unstrided_rolling_kernels(p.dtype) : strided_rolling_kernels(p.dtype))
+    for (const RollingKernels& kernels : is_single        ? single_rolling_kernels()
+                                         : rows.step == 1 ? unstrided_rolling_kernels(p.dtype)
+                                                          : strided_rolling_kernels(p.dtype))
         if (kernels.step == rows.step && p.kernel_height <= kernels.taps && columns + g.lead <= kernels.reach &&
             window <= kernels.window)
             return &kernels;
@@ -114,6 +118,8 @@ void tile_strips(RollingParams& g, const RollingKernels& kernels) {
 }  // namespace
 
 std::vector<Conv2dTile> conv2d_depthwise_rolling_tiles(const std::string& arch, DType dtype) {
+    if (dtype == DType::f32 && unit_of(arch) == MatrixUnit::mma_sync && has_tf32(arch))
+        return {{kRollingStrips, kRollingColumns}};
     if (conv2d_depthwise_banded_tiles(arch, dtype).empty()) return {};
     // A lane of RDNA has too few registers for bands and sums.
     if (unit_of(arch) == MatrixUnit::wmma11 || unit_of(arch) == MatrixUnit::wmma12) return {};
@@ -121,7 +127,8 @@ std::vector<Conv2dTile> conv2d_depthwise_rolling_tiles(const std::string& arch, 
 }
 
 const char* conv2d_depthwise_rolling_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
-    if (p.dtype == DType::f32 || p.out_dtype == DType::f32) return "x and out of 16-bit types";
+    if ((p.dtype == DType::f32) != (p.out_dtype == DType::f32)) return "x and out of 16-bit types, or of float32";
+    if (p.dtype == DType::f32 && p.float32_precision != Float32Precision::tf32) return "float32 that may be rounded to TF32";
     if (p.groups != p.in_channels) return "a group for each channel of x (groups == in_channels)";
     if (p.residual.data && !residual_lies_as_out(p))
         return "no residual, or one of out's type and strides a multiple of 16 bytes from it";
@@ -130,8 +137,10 @@ const char* conv2d_depthwise_rolling_refusal(const Conv2dParams& p, const Conv2d
         return "rows of x and out without gaps between their columns";
     RollingParams g{};
     if (!choose_kernels(g, p))
-        return "filters of up to 11 rows and 16 columns, dilation of columns included; a stride_h of up to 4 times what it has "
-               "in common with dilation_h, and a stride_w as large, or of 2";
+        return p.dtype == DType::f32
+                   ? "filters of float32 of up to 11 rows and 16 columns, dilation of columns included, strides of 1 and 2"
+                   : "filters of up to 11 rows and 16 columns, dilation of columns included; a stride_h of up to 4 times what "
+                     "it has in common with dilation_h, and a stride_w as large, or of 2";
     if (!set_strides(g, p)) return "strides in memory of fewer than 2^30 elements";
     constexpr int64_t kMost = 1 << 24;
     if (p.in_height > kMost || p.in_width > kMost || p.out_height > kMost || p.out_width > kMost || p.pad_top > kMost ||

@@ -17,5 +17,7 @@ struct RollingKernels {
 // These are for both 16-bit types, or for one where each has kernels of its own.
 const std::vector<RollingKernels>& unstrided_rolling_kernels(DType dtype);
 const std::vector<RollingKernels>& strided_rolling_kernels(DType dtype);
+// These are for f32 as TF32.
+const std::vector<RollingKernels>& single_rolling_kernels();
 
 }  // namespace hipconv

@@ -1,4 +1,4 @@
-// Depthwise layers of 16-bit types and contiguous images on matrix cores, from memory to memory without LDS
+// Depthwise layers of contiguous images on matrix cores, of 16-bit types or of f32 as TF32, from memory to memory without LDS
 // (`depthwise_rolling`).
 //
 // A strip is kRollingColumns columns of outputs, down a segment of rows. A wave has a filter and 16 strips, of one image or of
@@ -48,7 +48,8 @@ struct RollingPlace {
     int above, exist;  // rows of x that the strip sees above the image, and inside it
 
     RollingPlace() = default;
-    HIPCONV_INLINE RollingPlace(const RollingParams& p, int number, int channel, int filter, int step, int under_way) {
+    HIPCONV_INLINE RollingPlace(const RollingParams& p, int bytes, int number, int channel, int filter, int step,
+                                int under_way) {
         const Conv2dParams& c = p.conv;
         const RollingStrip strip(p, number);
         column = strip.column, rows = strip.rows;
@@ -61,9 +62,9 @@ struct RollingPlace {
         exist = inside < c.in_height ? rows_of(c.in_height - inside) : 0;
         exist = rows == 0 || seen < 0 ? 0 : seen < exist ? seen : exist;
         x = static_cast<const char*>(c.x.data) +
-            2 * (p.x.at(strip.image, channel, first) + strip.column * c.stride_w - c.pad_left - p.lead);
+            bytes * (p.x.at(strip.image, channel, first) + strip.column * c.stride_w - c.pad_left - p.lead);
         out = static_cast<const char*>(c.out.data) +
-              2 * (p.out.at(strip.image, filter, strip.row_of_image(p, -under_way)) + strip.column);
+              bytes * (p.out.at(strip.image, filter, strip.row_of_image(p, -under_way)) + strip.column);
     }
     // The place that lane `of` of the wave has found.
     __device__ __forceinline__ RollingPlace of_lane(int of) const {
@@ -93,7 +94,7 @@ struct RollingRow {
 };
 
 // Where a lane reads x. Outside the image it finds zeros, without reading.
-template <typename A, int kSteps, bool kWords>
+template <typename A, int kSteps, bool kWords, int kBytes>
 class RollingSource {
   public:
     HIPCONV_INLINE RollingSource(const RollingParams& p, const RollingPlace (&places)[A::kRows], int lane) {
@@ -101,7 +102,7 @@ class RollingSource {
 #pragma unroll
         for (int r = 0; r < A::kRows; ++r) {
             const int column = places[r].column * c.stride_w - c.pad_left - p.lead + A::x_column(lane);
-            from_[r] = places[r].x + 2 * A::x_column(lane);
+            from_[r] = places[r].x + kBytes * A::x_column(lane);
             row_[r] = -places[r].above;
 #pragma unroll
             for (int s = 0; s < kSteps; ++s)
@@ -126,7 +127,7 @@ class RollingSource {
             for (int w = 0; w < 4; ++w)
 #pragma unroll
                 for (int e = 0; e < kParts; ++e) {
-                    const char* const from = from_[A::x_row(w)] + (s * A::kDepth + A::x_step(w) + e) * 2;
+                    const char* const from = from_[A::x_row(w)] + (s * A::kDepth + A::x_step(w) + e) * kBytes;
                     next.parts[s][w][e] = 0;
                     if (static_cast<uint32_t>(row_[A::x_row(w)]) >= static_cast<uint32_t>(limits_[s][w][e])) continue;
                     if constexpr (kWords)
@@ -151,13 +152,39 @@ class RollingSource {
     int limits_[kSteps][4][kParts];  // rows that there are to read
 };
 
+// Two outputs beside each other of a 16-bit type, or of f32, on their way between registers and memory.
+template <int kBytes>
+struct RollingPair {
+    using Memory = uint32_t;
+    using Element = uint16_t;
+
+    static HIPCONV_INLINE Memory pack_elements(Element first, Element second) { return first | uint32_t{second} << 16; }
+    static HIPCONV_INLINE Element element(Memory pair, int of) { return static_cast<Element>(of ? pair >> 16 : pair); }
+    static HIPCONV_INLINE Memory rounded(DType dtype, Pair pair) { return rounded_pair(dtype, pair); }
+};
+template <>
+struct RollingPair<4> {
+    using Memory = Words2;
+    using Element = uint32_t;
+
+    static HIPCONV_INLINE Memory pack_elements(Element first, Element second) { return Memory{first, second}; }
+    static HIPCONV_INLINE Element element(Memory pair, int of) { return word(pair, of); }
+    static HIPCONV_INLINE Memory rounded(DType, Pair pair) {
+        return Memory{bit_cast<uint32_t>(low(pair)), bit_cast<uint32_t>(high(pair))};
+    }
+};
+
 // Where a lane writes its outputs, two columns at a time.
-template <typename A, bool kWords>
+template <typename A, bool kWords, int kBytes>
 class RollingOutputs {
+    using InMemory = RollingPair<kBytes>;
+    using Memory = typename InMemory::Memory;
+    using Element = typename InMemory::Element;
+
   public:
     HIPCONV_INLINE RollingOutputs(const RollingParams& p, const RollingPlace (&places)[A::kRows], int lane) {
 #pragma unroll
-        for (int r = 0; r < A::kRows; ++r) to_[r] = places[r].out + 2 * A::sum_column(lane, r * (A::kSums / A::kRows));
+        for (int r = 0; r < A::kRows; ++r) to_[r] = places[r].out + kBytes * A::sum_column(lane, r * (A::kSums / A::kRows));
 #pragma unroll
         for (int e = 0; e < A::kSums; ++e) {
             if (kWords && e % 2 != 0) continue;
@@ -170,20 +197,22 @@ class RollingOutputs {
     // Adds what lies `apart` bytes from the outputs of the next rows, of which the first has the number `row`.
     template <int kNext>
     HIPCONV_INLINE void add_residual(typename A::Sums* sums, DType dtype, int row, int64_t pitch, int64_t apart) const {
-        uint32_t words[kNext][A::kSums / 2];
+        Memory pairs[kNext][A::kSums / 2];
 #pragma unroll
         for (int i = 0; i < kNext; ++i) {
 #pragma unroll
             for (int e = 0; e < A::kSums; e += 2) {
                 const char* const from = address(e) + (apart + i * pitch);
                 const auto exists = [&](int of) { return static_cast<uint32_t>(row + i) < static_cast<uint32_t>(rows_[of]); };
-                words[i][e / 2] = 0;
+                pairs[i][e / 2] = Memory{};
                 if constexpr (kWords) {
-                    if (exists(e)) words[i][e / 2] = *global_pointer<const uint32_t>(from);
+                    if (exists(e)) pairs[i][e / 2] = *global_pointer<const Memory>(from);
                 } else {
-                    const auto* const elements = global_pointer<const uint16_t>(from);
-                    if (exists(e)) words[i][e / 2] = elements[0];
-                    if (exists(e + 1)) words[i][e / 2] |= uint32_t{elements[1]} << 16;
+                    const auto* const elements = global_pointer<const Element>(from);
+                    Element first = 0, second = 0;
+                    if (exists(e)) first = elements[0];
+                    if (exists(e + 1)) second = elements[1];
+                    pairs[i][e / 2] = InMemory::pack_elements(first, second);
                 }
             }
         }
@@ -192,26 +221,29 @@ class RollingOutputs {
             for (int i = 0; i < kNext; ++i)
 #pragma unroll
                 for (int e = 0; e < A::kSums; e += 2) {
-                    const Pair both = unpack<decltype(like)>(words[i][e / 2]);
+                    const Pair both = pair_of<decltype(like)>(pairs[i][e / 2], 0);
                     sums[i][e] += low(both);
                     sums[i][e + 1] += high(both);
                 }
         };
-        dtype == DType::bf16 ? add_as(bf16{}) : add_as(f16{});
+        if constexpr (kBytes == 4)
+            add_as(float{});
+        else
+            dtype == DType::bf16 ? add_as(bf16{}) : add_as(f16{});
     }
 
     // Writes the next row, of number `row`; those in front of the first one are none.
     HIPCONV_INLINE void write(const typename A::Sums& sums, DType dtype, int row, int64_t pitch) {
 #pragma unroll
         for (int e = 0; e < A::kSums; e += 2) {
-            const uint32_t both = rounded_pair(dtype, make_pair(sums[e], sums[e + 1]));
+            const Memory both = InMemory::rounded(dtype, make_pair(sums[e], sums[e + 1]));
             const char* const to = address(e);
             const auto exists = [&](int of) { return static_cast<uint32_t>(row) < static_cast<uint32_t>(rows_[of]); };
             if constexpr (kWords) {
-                if (exists(e)) *global_pointer<uint32_t>(to) = both;
+                if (exists(e)) *global_pointer<Memory>(to) = both;
             } else {
-                if (exists(e)) global_pointer<uint16_t>(to)[0] = static_cast<uint16_t>(both);
-                if (exists(e + 1)) global_pointer<uint16_t>(to)[1] = static_cast<uint16_t>(both >> 16);
+                if (exists(e)) global_pointer<Element>(to)[0] = InMemory::element(both, 0);
+                if (exists(e + 1)) global_pointer<Element>(to)[1] = InMemory::element(both, 1);
             }
         }
 #pragma unroll
@@ -226,19 +258,22 @@ class RollingOutputs {
     // Where sum e of the next row goes.
     HIPCONV_INLINE const char* address(int e) const {
         const int of_row = A::sum_row(e) * (A::kSums / A::kRows);
-        return to_[A::sum_row(e)] + (A::sum_column(0, e) - A::sum_column(0, of_row)) * 2;
+        return to_[A::sum_row(e)] + (A::sum_column(0, e) - A::sum_column(0, of_row)) * kBytes;
     }
 
     const char* to_[A::kRows];
     int rows_[A::kSums];  // of outputs, 0 in columns beside the image
 };
 
-// A filter's taps on their way to LDS: rows of taps behind a zero, and zeros behind them and between dilated ones. They are
-// there twice, the second time an element further to the front, so that any two neighbours are a word of one or the other.
-template <int kTaps, int kReach>
+// A filter's taps on their way to LDS: rows of taps behind a zero, and zeros behind them and between dilated ones. Those of 16
+// bits are there twice, the second time an element further to the front, so that any two neighbours are a word of one or the
+// other; of f32 an element is a word.
+template <int kTaps, int kReach, int kBytes>
 class RollingFilter {
   public:
+    using Element = typename RollingPair<kBytes>::Element;
     static constexpr int kPitch = kReach + 3, kElements = kTaps * kPitch;
+    static constexpr int kRowWords = kPitch * kBytes / 4;  // from a word to that of the next row of taps
 
     HIPCONV_INLINE RollingFilter(const RollingParams& p, int filter, int lane) {
         const Conv2dParams& c = p.conv;
@@ -246,35 +281,41 @@ class RollingFilter {
         for (int i = 0; i < kCount; ++i) {
             const int tap = lane + i * kWaveSize, r = divide(tap, p.divide_by_columns), s = tap - r * c.kernel_width;
             to_[i] = r < c.kernel_height ? r * kPitch + s * c.dilation_w : -1;
-            from_[i] = static_cast<const char*>(c.weight.data) + 2 * p.weight.at(filter, r, s);
+            from_[i] = static_cast<const char*>(c.weight.data) + kBytes * p.weight.at(filter, r, s);
         }
     }
     HIPCONV_INLINE void load() {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             values_[i] = 0;
-            if (to_[i] >= 0) values_[i] = *global_pointer<const uint16_t>(from_[i]);
+            if (to_[i] >= 0) values_[i] = *global_pointer<const Element>(from_[i]);
         }
     }
-    static HIPCONV_INLINE void clear(uint16_t* lds, int lane) {
+    static HIPCONV_INLINE void clear(uint32_t* lds, int lane) {
 #pragma unroll
         for (int i = 0; i < kElements; i += kWaveSize)
-            if (lane + i < kElements) reinterpret_cast<uint32_t*>(lds)[lane + i] = 0;
+            if (lane + i < kElements) lds[lane + i] = 0;
         sync_wave();
     }
-    HIPCONV_INLINE void store(uint16_t* lds) const {
+    HIPCONV_INLINE void store(uint32_t* lds) const {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             if (to_[i] < 0) continue;
-            lds[to_[i] + 1] = values_[i];
-            lds[kElements + to_[i]] = values_[i];
+            if constexpr (kBytes == 4) {
+                lds[to_[i] + 1] = rounded_to_tf32(values_[i]);
+            } else {
+                uint16_t* const halves = reinterpret_cast<uint16_t*>(lds);
+                halves[to_[i] + 1] = values_[i];
+                halves[kElements + to_[i]] = values_[i];
+            }
         }
         sync_wave();
     }
     // The word of a band whose first tap has this number, counted from the zero in front of a row, in the first row.
-    static HIPCONV_INLINE const uint32_t* word(const uint16_t* lds, int tap) {
+    static HIPCONV_INLINE const uint32_t* word(const uint32_t* lds, int tap) {
         const int at = tap < 0 || tap > kReach ? kReach + 1 : tap;
-        return reinterpret_cast<const uint32_t*>(lds + (at % 2) * kElements + at / 2 * 2);
+        if constexpr (kBytes == 4) return lds + at;
+        return reinterpret_cast<const uint32_t*>(reinterpret_cast<const uint16_t*>(lds) + (at % 2) * kElements + at / 2 * 2);
     }
 
   private:
@@ -282,7 +323,7 @@ class RollingFilter {
 
     int to_[kCount];
     const char* from_[kCount];
-    uint16_t values_[kCount];
+    Element values_[kCount];
 };
 
 // Makes all outputs of a wave again, by the formula.
@@ -303,23 +344,24 @@ HIPCONV_INLINE void make_strips_again(const RollingParams& p, int first, int cha
     }
 }
 
-// T is a 16-bit type; where kHalvesShareKernels, f16 stands for both. `Shape` is a RollingShape.
+// T is tf32 or a 16-bit type; where kHalvesShareKernels, f16 stands for both. `Shape` is a RollingShape.
 // Pairs of columns of x and of out are words of memory where kWords and kOutWords say so. `kResidual`: there may be one.
 template <typename T, typename Shape, bool kWords, bool kOutWords, bool kResidual>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, Shape::blocks(kWords))
     conv2d_depthwise_rolling(HIPCONV_IN_PLACE const RollingParams parameter) {
     constexpr bool kIsLegal = kHasBandAtom<T> && (kWaveSize == 64 || kCopiesPastRegisters);
-    constexpr int kTaps = Shape::kTaps, kStep = Shape::kStep, kRows = Shape::kRows;
-    using Filter = RollingFilter<kTaps, Shape::kReach>;
+    constexpr int kTaps = Shape::kTaps, kStep = Shape::kStep, kRows = Shape::kRows, kBytes = sizeof(T);
+    static_assert(Shape::kSingle == (kBytes == 4));
+    using Filter = RollingFilter<kTaps, Shape::kReach, kBytes>;
     constexpr int kWaves = kRollingThreads / kWaveSize;
-    HIPCONV_SHARED(Words4, lds, (kIsLegal ? (kWaves * 2 * Filter::kElements + 7) / 8 : 1));
+    HIPCONV_SHARED(Words4, lds, (kIsLegal ? (kWaves * Filter::kElements + 3) / 4 : 1));
     let_next_kernel_begin();
     if constexpr (kIsLegal) {
         using A = BandAtom<T>;
         static_assert(A::kColumns == kRollingColumns);
         constexpr int kSteps = (Shape::kWindow + A::kDepth - 1) / A::kDepth, kAhead = Shape::ahead(kWords);
         const int lane = threadIdx.x % kWaveSize, wave = threadIdx.x / kWaveSize;
-        uint16_t* const taps = reinterpret_cast<uint16_t*>(lds) + wave * 2 * Filter::kElements;
+        uint32_t* const taps = reinterpret_cast<uint32_t*>(lds) + wave * Filter::kElements;
         const int number = static_cast<int>(blockIdx.x) * kWaves + wave;
         const RollingParams& all = first_parameter_again(parameter);
         // Waves beside each other have groups of strips of an image, then filters beside each other: what runs at a time lies
@@ -333,14 +375,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, Shape::blocks(kWords))
         from_memory.clear(taps, lane);
         const RollingParams& more = first_parameter_again(parameter);
         // A lane looks for a strip, and asks the others for those of its rows.
-        const RollingPlace own(more, first + lane % kRollingStrips, channel, filter, kStep, kRows - 1);
+        const RollingPlace own(more, kBytes, first + lane % kRollingStrips, channel, filter, kStep, kRows - 1);
         RollingPlace places[A::kRows];
 #pragma unroll
         for (int r = 0; r < A::kRows; ++r) places[r] = A::kRows == 1 ? own : own.of_lane(A::row(lane, r));
-        RollingSource<A, kSteps, kWords> source(more, places, lane);
-        RollingOutputs<A, kOutWords> outputs(more, places, lane);
-        const int64_t x_pitch = int64_t{2} * more.x.row * more.conv.dilation_h;
-        const int64_t out_pitch = int64_t{2} * more.out.row * more.classes;
+        RollingSource<A, kSteps, kWords, kBytes> source(more, places, lane);
+        RollingOutputs<A, kOutWords, kBytes> outputs(more, places, lane);
+        const int64_t x_pitch = int64_t{kBytes} * more.x.row * more.conv.dilation_h;
+        const int64_t out_pitch = int64_t{kBytes} * more.out.row * more.classes;
         const int behind = more.segment_rows, lead = more.lead, count = more.strips, stride = more.conv.stride_w;
         const DType dtype = more.conv.dtype, out_dtype = more.conv.out_dtype;
         const Conv2dActivation activation = more.conv.activation;
@@ -376,7 +418,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRollingThreads, Shape::blocks(kWords))
                 const int column = s * A::kDepth + A::band_element(lane, w) - A::band_column(lane) * stride;
                 const uint32_t* const from = Filter::word(taps, column - lead + 1);
 #pragma unroll
-                for (int r = 0; r < kTaps; ++r) band[r][s][w] = from[r * (Filter::kPitch / 2)];
+                for (int r = 0; r < kTaps; ++r) band[r][s][w] = from[r * Filter::kRowWords];
             }
         typename A::Sums sums[kRows] = {};  // of the rows of outputs that are under way; the first is not used
         float zero = 0.0f;
@@ -474,16 +516,21 @@ void launch_rolling(const RollingParams& p, void* stream) {
 // A kernel looks for a residual where that costs it no time and no register that it lacks.
 template <typename T, typename Shape>
 void launch_rolling_units(const RollingParams& p, void* stream) {
-    constexpr bool kFewOutputs = Shape::kStep > 2;  // beside x: they are written by elements
     const bool adds = p.conv.residual.data != nullptr;
-    if (!kFewOutputs && p.has_out_words) return launch_rolling<T, Shape, true, !kFewOutputs, true>(p, stream);
-    if constexpr (Shape::kStride > 1) {
-        constexpr bool kMayAdd = Shape::kStep != 2;
-        if (p.has_words && (kMayAdd || !adds)) return launch_rolling<T, Shape, true, false, kMayAdd>(p, stream);
+    if constexpr (Shape::kSingle) {
+        p.has_out_words ? launch_rolling<T, Shape, true, true, true>(p, stream)
+                        : launch_rolling<T, Shape, true, false, true>(p, stream);
+    } else {
+        constexpr bool kFewOutputs = Shape::kStep > 2;  // beside x: they are written by elements
+        if (!kFewOutputs && p.has_out_words) return launch_rolling<T, Shape, true, !kFewOutputs, true>(p, stream);
+        if constexpr (Shape::kStride > 1) {
+            constexpr bool kMayAdd = Shape::kStep != 2;
+            if (p.has_words && (kMayAdd || !adds)) return launch_rolling<T, Shape, true, false, kMayAdd>(p, stream);
+        }
+        if constexpr (Shape::kStep == 1)
+            if (!adds) return launch_rolling<T, Shape, false, false, false>(p, stream);
+        launch_rolling<T, Shape, false, false, true>(p, stream);
     }
-    if constexpr (Shape::kStep == 1)
-        if (!adds) return launch_rolling<T, Shape, false, false, false>(p, stream);
-    launch_rolling<T, Shape, false, false, true>(p, stream);
 }
 
 template <typename T, typename Shape>

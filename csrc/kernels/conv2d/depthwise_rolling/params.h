@@ -12,9 +12,10 @@ constexpr int kRollingThreads = 128;                            // of a block, w
 
 // A kernel, by the rows of taps that it has room for, the rows of x from one row of outputs to the next, and the stride along
 // rows and the columns of x from an output's first tap to behind its last whose windows it has room for. Where kWords says so,
-// pairs of columns of x are words of memory.
-template <int kTapRows, int kRowStep, int kColumnStep, int kMostReach>
+// pairs of columns of x are words of memory; of f32 (kIsSingle) a column is one.
+template <int kTapRows, int kRowStep, int kColumnStep, int kMostReach, bool kIsSingle = false>
 struct RollingShape {
+    static constexpr bool kSingle = kIsSingle;
     static constexpr int kTaps = kTapRows, kStep = kRowStep, kStride = kColumnStep, kReach = kMostReach;
     static constexpr int kWindow = (kRollingColumns - 1) * kStride + kReach;  // columns of x that a strip's outputs see
     static constexpr int kRows = (kTaps + kStep - 1) / kStep;                 // of outputs, that a row of x is part of
@@ -22,11 +23,13 @@ struct RollingShape {
 
     // Rows of outputs whose x is under way, and the blocks that a unit has registers for, at least.
     static HIPCONV_INLINE constexpr int ahead(bool words) {
+        if (kSingle) return kStep == 1 && kWindow <= 16 ? 2 : 1;
         if (kStep == 1 && words) return kWindow <= kRollingColumns + 8 ? 4 : 2;
         return (kStep == 1 && kStride == 1) || (kStep <= 2 && words) ? 2 : 1;
     }
     static HIPCONV_INLINE constexpr int blocks(bool words) {
         if (!kCopiesPastRegisters) return kStep > 2 ? 2 : kTaps <= 7 && kStep == 1 ? 6 : 4;
+        if (kSingle) return kTaps > 9 ? 2 : kStep > 1 || kWindow > 16 || kTaps > 7 ? 3 : 4;
         if (kStep > 2) return 2 + (kTaps <= 7 && words) + (kStep == 3 && (kTaps <= 7 || words));
         if (kStep == 1 && kStride > 1 && !words) return 3;
         if (kStep == 1) return kTaps == 3 && words ? 6 : kTaps <= 7 ? 4 : words ? 3 : 2;
@@ -54,7 +57,7 @@ struct RollingParams {
     int32_t segment_rows;  // of outputs of a class
     int32_t bundle;        // groups of 16 strips that waves beside each other have, of a filter: about those of an image
     int32_t waves;
-    bool has_words, has_out_words;  // pairs of columns of x, and of out, are words of memory
+    bool has_words, has_out_words;  // pairs of columns of x, and of out, are words of memory (of f32 x has words always)
     int64_t to_residual;            // bytes from an output to what is added to it
     int32_t lead;  // columns from the begin of a window to its first tap: 1 where words of x begin in front of that
     Divisor divide_by_tiles, divide_by_classes, divide_by_segments, divide_by_bundle, divide_by_filters, divide_by_multiplier,

@@ -114,7 +114,7 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
         return Estimate(_DEPTHWISE + products * _PADDED_PRODUCTS)
     if problem.dtype != "float32" and problem.layout == "nchw":
         return Estimate(_contiguous_depthwise_us(problem, card, walks) + padded)
-    if problem.dtype == "float32" and (taps[0] >= 7 or not walks):
+    if problem.dtype == "float32" and (problem.layout == "nchw" or taps[0] >= 7 or not walks):
         return Estimate(_float32_depthwise_us(problem, card, walks) + padded)
     if problem.layout == "nhwc" and not walks:
         by_products = products / (_SLIDING_PRODUCTS * card.compute_units)
@@ -134,19 +134,28 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
 
 
 def _float32_depthwise_us(problem: Problem, card: Card, walks: bool) -> float:
-    """Fit 60 layers of float32 on an H200 that no kernel by way of LDS serves: 8 in 10 are within a third."""
-    bytes_us = _depthwise_bytes_us(problem, 1.0 if walks else 0.2)
-    outputs = problem.pixels * problem.out_channels / 1e6 * 132 / card.compute_units
-    taps, step, is_wide = math.prod(problem.kernel), problem.stride[0], problem.kernel[0] > 7
+    """Fit 111 contiguous layers of float32 that walk, on an H200, and 45 others: 9 in 10 are within a fourth, 8 in 10 of the
+    others within a third.
+    """
+    bytes_us = _depthwise_bytes_us(problem, 0.3 if walks else 0.2)
+    planes, taps, step = problem.batch * problem.out_channels, math.prod(problem.kernel), problem.stride[0]
+    outputs = planes * math.prod(problem.out_size) / 1e6 * 132 / card.compute_units
+    begin = 1.6 + (3.6 if walks and taps >= 49 and problem.layout == "nchw" else 1.6) * min(1.0, 2.5 * outputs)
     if walks and problem.layout == "nhwc":
-        return 3.0 + 0.6 * bytes_us + (0.5 + 0.12 * taps) * outputs
+        return begin + 0.6 * bytes_us + (0.5 + 0.12 * taps) * outputs
     if walks:
-        return 3.0 + 0.9 * bytes_us + (0.15 if is_wide else 0.04) * (0.5 + 0.5 * step) * taps * outputs
+        rows = problem.out_size[0] + (problem.kernel[0] - 1) / step
+        walked = planes * rows * 2 * -(-problem.out_size[1] // 2) * taps * 1e-6
+        each = 2.5 + (3.5 if step > 1 else 0.0) + (14.0 if taps > 49 else 0.0)
+        us = begin + 0.86 * bytes_us + (each * walked + planes * (8.4e-3 + 6e-4 * taps)) / card.compute_units
+        has_vectors = taps == 9 and problem.in_size[1] % 4 == 0 and problem.in_size[1] >= 32  # that come by way of LDS
+        return (0.88 if has_vectors else 1.0) * us
     if problem.layout == "nhwc":
-        return 3.0 + 0.43 * bytes_us + (0.39 * taps + 0.06 * problem.kernel[1]) * (0.55 + 0.45 * step) * outputs
+        return begin + 0.43 * bytes_us + (0.39 * taps + 0.06 * problem.kernel[1]) * (0.55 + 0.45 * step) * outputs
     if _slides_down(problem):
-        return 3.0 + 1.14 * bytes_us + (0.94 + 0.055 * taps) * outputs
-    return 3.0 + 0.9 * bytes_us + 0.43 * taps * (0.85 + 0.15 * step) * outputs
+        return begin + 1.14 * bytes_us + (0.94 + 0.055 * taps) * outputs
+    us = begin + 0.9 * bytes_us + 0.43 * taps * (0.85 + 0.15 * step) * outputs
+    return max(us, 3.0 + 0.4 * taps)  # which a thread waits for, one after another
 
 
 def _comes_by_planes(problem: Problem, card: Card) -> bool:
@@ -207,14 +216,13 @@ def _contiguous_depthwise_us(problem: Problem, card: Card, walks: bool) -> float
 
 
 _TILE, _TILE_CYCLES = 1.5, 1755.0  # microseconds, but for its cycles; which it has in a microsecond
+_TILE_LONGER = {True: 1.2, False: 1.3}  # so much less has its time to be than others', of float32 (True), and of 16 bits
 
 
 def depthwise_tile(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
-    """The cycles that its host code counts: of 80 layers on an H200 9 in 10 are within a third, and it has to be less by a
-    fifth.
-    """
+    """The cycles that its host code counts: of 80 layers on an H200 9 in 10 are within a third."""
     cycles = depthwise_tile_tiling.cycles(problem, card.compute_units, card.arch)
-    return Estimate(1.2 * (_TILE + cycles / _TILE_CYCLES))
+    return Estimate(_TILE_LONGER[problem.dtype == "float32"] * (_TILE + cycles / _TILE_CYCLES))
 
 
 _BANDED_ROWS, _BANDED_COLUMNS = 32, 32  # of outputs, that a wave makes at once
@@ -252,26 +260,54 @@ _ROLLING_WAVE, _ROLLING_TALL, _ROLLING_ODD = {1: 0.018, 2: 0.046, 3: 0.1, 4: 0.1
 _ROLLING_FEW = 1.3
 
 
+# The same of float32: but for what follows, of a row of outputs for each wave of a compute unit, by whether the stride is 1,
+# and for each product of matrices. Its kernels, as csrc/kernels/conv2d/depthwise_rolling/single.cu has them: rows of taps, rows
+# of x from one row of outputs to the next, columns from the first tap to behind the last, and products of a row of taps.
+_ROLLING_SINGLE, _ROLLING_SINGLE_WAVE, _ROLLING_SINGLE_PRODUCT = 3.1, (0.067, 0.0285), (0.0015, 0.001)
+_SINGLE_SHAPES = (
+    *((3, 1, 9, 2), (5, 1, 9, 2), (7, 1, 9, 2), (9, 1, 9, 2), (3, 1, 17, 3), (7, 1, 17, 3), (11, 1, 17, 3)),
+    *((3, 2, 10, 3), (5, 2, 10, 3), (7, 2, 10, 3), (11, 2, 17, 4)),
+)
+
+
+def _rolling_single_wave(problem: Problem, step: int) -> float:
+    """Microseconds of a row of outputs of float32, for each wave."""
+    reach, stride = (problem.kernel[1] - 1) * problem.dilation[1] + 1, problem.stride[1]
+    taps, products = next(
+        (taps, products)
+        for taps, of_step, columns, products in _SINGLE_SHAPES
+        if problem.kernel[0] <= taps and of_step == step and reach <= columns and 7 * stride + reach <= 8 * products
+    )
+    is_plain = step == stride == 1
+    return _ROLLING_SINGLE_WAVE[is_plain] + _ROLLING_SINGLE_PRODUCT[is_plain] * taps * products
+
+
 def depthwise_rolling(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     """Add up the rows of outputs of its waves, of 16 strips each, in as many segments as take least.
 
-    A fit to 180 layers on an H200, of which 8 in 10 are within a fifth of it: it has to be less by 4 %.
+    A fit to 180 layers on an H200, of which 8 in 10 are within a fifth of it: it has to be less by 4 %. So is that of float32,
+    to 128 layers.
     """
     tile = _tile(problem, card, tiles)
     classes, step = grid_axis(problem.kernel[0], problem.stride[0], problem.dilation[0])
     strips, rows = problem.batch * -(-problem.out_size[1] // tile[1]) * classes, -(-problem.out_size[0] // classes)
     halo = -(-problem.kernel[0] // step) - 1
-    odd = problem.in_size[1] % 2 or (problem.stride[0] == 1 and problem.out_size[1] % 2)
     stride = max(step, problem.stride[1])
-    each = _ROLLING_WAVE[min(4, stride)] * (_ROLLING_ODD[stride == 1] if odd else 1.0)
-    each *= _ROLLING_FEW if step > 2 and problem.kernel[0] <= 3 else 1.0
-    each += _ROLLING_TALL if step == 1 and problem.kernel[0] > 7 else 0.0
+    if problem.dtype == "float32":
+        begin, each_step = _ROLLING_SINGLE, 0.0
+        each = _rolling_single_wave(problem, step)
+    else:
+        begin, each_step = _ROLLING, _ROLLING_STEP[stride == 1]
+        odd = problem.in_size[1] % 2 or (problem.stride[0] == 1 and problem.out_size[1] % 2)
+        each = _ROLLING_WAVE[min(4, stride)] * (_ROLLING_ODD[stride == 1] if odd else 1.0)
+        each *= _ROLLING_FEW if step > 2 and problem.kernel[0] <= 3 else 1.0
+        each += _ROLLING_TALL if step == 1 and problem.kernel[0] > 7 else 0.0
 
     def steps_us(segments: int) -> float:
         waves = -(-(-(-strips * segments // tile[0]) * problem.out_channels) // card.compute_units)
-        return (each * waves + _ROLLING_STEP[stride == 1]) * (-(-rows // segments) + halo)
+        return (each * waves + each_step) * (-(-rows // segments) + halo)
 
-    us = _ROLLING + min(steps_us(segments) for segments in range(1, 1 + min(rows, 32)))
+    us = begin + min(steps_us(segments) for segments in range(1, 1 + min(rows, 32)))
     return Estimate(1.04 * us + _frame_us(problem), tile)
 
 

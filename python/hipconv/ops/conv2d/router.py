@@ -33,7 +33,7 @@ ALGORITHMS = {
     ),
     "depthwise_rolling": Algorithm(
         "the same of filters of up to 11 rows and 16 columns: 16 strips of columns at once, down whose rows sums move in "
-        "registers, without LDS; 16-bit types",
+        "registers, without LDS; 16-bit types, float32 as TF32",
         costs.depthwise_rolling,
     ),
     "depthwise_strips": Algorithm(
