@@ -175,6 +175,19 @@ def test_which_float32_layers_roll() -> None:
         assert planned(case, "tf32") == ("depthwise", "ieee")
 
 
+def test_the_estimate_of_float32_knows_every_kernel() -> None:
+    """It has a table of the kernels of `depthwise_rolling` for float32, and finds one wherever the host code does."""
+    found = {True: 0, False: 0}
+    reaches = ((1, 1), (3, 1), (3, 3), (5, 2), (5, 3), (7, 2), (9, 1), (9, 2), (11, 1), (16, 1), (17, 1))
+    strides = tuple(itertools.product((1, 2, 3), (1, 2, 3)))
+    for rows, (columns, dilation), stride in itertools.product((1, 3, 5, 8, 11), reaches, strides):
+        case = depthwise(8, 60, 60, rows, columns, 0, N=4, stride=stride, dilation=(1, dilation), layout="nchw")
+        arguments = case._replace(dtype=torch.float32).inputs(torch.device("meta"))
+        plan = hipconv.conv2d_plan(**arguments, target="sm_90", float32_precision="tf32")
+        found["depthwise_rolling" in plan.serves] += 1
+    assert min(found.values()) > 100, found
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_few_outputs_take_a_row_a_thread_and_many_walk(layout: str) -> None:
     def kernels(case: Case) -> list[str]:
