@@ -122,7 +122,7 @@ int64_t plan_depthwise_tile(const Conv2dParams& conv, DepthwiseTileParams& best)
                 p.row_blocks = static_cast<int32_t>(ceil_of(all_lines, lines));
                 p.column_blocks = static_cast<int32_t>(ceil_of(c.out_width, columns));
                 const double all = double(blocks) * p.row_blocks * p.column_blocks * double(images);
-                if (all >= double(1u << 31)) continue;
+                if (all * kTileThreads >= double(kLimit32)) continue;  // AMD counts the threads of a launch in 32 bits
                 p.blocks = static_cast<uint32_t>(all);
                 const double cycles = cycles_of(p, bytes, compute_units);
                 if (best_bytes != 0 && cycles >= least) continue;
@@ -150,7 +150,9 @@ const char* conv2d_depthwise_tile_refusal(const Conv2dParams& c, const Conv2dPla
     if (plan.split_k != 1) return "split_k of 1";
     DepthwiseTileParams p = describe(c);
     if (!set_strides(p)) return "strides in memory of fewer than 2^29 elements";
-    return plan_depthwise_tile(c, p) > 0 ? nullptr : "filters and strides that leave what a few outputs see of x room in LDS";
+    return plan_depthwise_tile(c, p) > 0
+               ? nullptr
+               : "filters and strides that leave what a few outputs see of x room in LDS, in blocks of fewer than 2^32 threads";
 }
 
 void conv2d_depthwise_tile(const Conv2dParams& conv, const Conv2dPlan&, void* /*workspace*/, void* stream) {

@@ -10,6 +10,7 @@ from .axes import grid_axis
 from .problem import Problem
 
 _THREADS, _ROWS = 256, 8  # of a block; of outputs of a thread
+_MOST_BLOCKS = (1 << 32) // _THREADS  # as AMD counts the threads of a launch in 32 bits
 _LDS_OF_UNIT, _BESIDE = 224 << 10, 1 << 10  # bytes of a compute unit of an NVIDIA card; of a block beside its own
 
 
@@ -115,7 +116,8 @@ def _tilings_of(problem: Problem, call: Call, room: Room) -> Iterator[Tiling]:
                 tiling = _tiling_of(problem, call, room, even, columns, lines)
                 if tiling is None:
                     break
-                yield tiling
+                if tiling.blocks < _MOST_BLOCKS:
+                    yield tiling
                 channels *= 2
             row_blocks += 1 + row_blocks // 3
         column_blocks *= 2
