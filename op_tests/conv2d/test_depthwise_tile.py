@@ -111,9 +111,9 @@ def test_the_estimate_knows_when_lds_has_room() -> None:
 def test_which_calls_take_it() -> None:
     """Large filters in float32, strides and dilations of these, several filters a channel; not what others are made for."""
 
-    def planned(case: Case) -> str:
+    def planned(case: Case, target: str = "sm_90") -> str:
         arguments = case.inputs(torch.device("meta"))
-        return hipconv.conv2d_plan(**arguments, target="sm_90", float32_precision="ieee").algorithm
+        return hipconv.conv2d_plan(**arguments, target=target, float32_precision="ieee").algorithm
 
     single, half = torch.float32, torch.bfloat16
     taken = [
@@ -123,9 +123,11 @@ def test_which_calls_take_it() -> None:
         depthwise(672, 80, 13, 7, 7, 3, N=32, padding_mode="reflect", dtype=half, layout="nchw"),
     ]
     assert {planned(case) for case in taken} == {"depthwise_tile"}
-    for layout, dtype in itertools.product(("nhwc", "nchw"), (single, half)):
-        assert planned(depthwise(144, 56, 56, 3, 3, 1, N=32, dtype=dtype, layout=layout)) != "depthwise_tile"
-        assert planned(depthwise(96, 56, 56, 5, 5, 2, N=32, stride=(2, 2), dtype=dtype, layout=layout)) != "depthwise_tile"
+    assert planned(taken[0], "gfx942") == "depthwise_tile"
+    for layout, dtype, target in itertools.product(("nhwc", "nchw"), (single, half), ("sm_90", "gfx942")):
+        assert planned(depthwise(144, 56, 56, 3, 3, 1, N=32, dtype=dtype, layout=layout), target) != "depthwise_tile"
+        few = depthwise(96, 56, 56, 5, 5, 2, N=32, stride=(2, 2), dtype=dtype, layout=layout)
+        assert planned(few, target) != "depthwise_tile"
 
 
 def test_what_it_does_not_serve() -> None:
