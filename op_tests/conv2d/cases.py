@@ -448,6 +448,15 @@ def assert_activations(cases: Iterable[Case], device: torch.device, algorithm: s
         assert wrong is None, (activation, wrong)
 
 
+def assert_not_finite_stays(cases: Iterable[Case], device: torch.device, algorithm: str, **choices: Any) -> None:
+    """Run cases whose x has an infinity and a NaN: the outputs that see them, and no others, are not finite."""
+    for case in cases:
+        arguments = of_integers(case, device) | choices
+        arguments["x"][0, 1, 4, 5], arguments["x"][min(1, case.N - 1), 2, 8, 0] = float("inf"), float("nan")
+        out = hipconv.conv2d(**arguments, algorithm=algorithm)
+        torch.testing.assert_close(out, reference_of(arguments).to(out), rtol=0, atol=0, equal_nan=True)
+
+
 def reference_of(arguments: dict[str, Any]) -> Tensor:
     return reference.conv2d(**{name: value for name, value in arguments.items() if name not in _NOT_OF_THE_FORMULA})
 

@@ -12,6 +12,7 @@ from conv2d.cases import (
     LAYOUTS,
     TIMM_MODELS,
     Case,
+    assert_not_finite_stays,
     depthwise,
     kind_of_layer,
     mismatch_conv2d,
@@ -129,24 +130,24 @@ def test_strips_make_the_same_sums(device: torch.device) -> None:
             assert_exact(case, device, "depthwise_strips")
 
 
+NOT_FINITE = [
+    depthwise(8, 12, 20, 3, 3, 1, N=2, activation="relu"),
+    depthwise(8, 9, 9, 5, 5, 2, N=3, stride=(2, 2), activation="relu"),
+]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "layout"), [("depthwise_banded", "nchw"), ("depthwise_rolling", "nchw"), ("depthwise_strips", "nhwc")]
 )
 def test_bands_keep_what_is_not_finite_where_it_belongs(device: torch.device, algorithm: str, layout: str) -> None:
     """A band has zeros beside the taps, and a product of one by an infinity would be NaN."""
-    for case in (depthwise(8, 12, 20, 3, 3, 1, N=2), depthwise(8, 9, 9, 5, 5, 2, N=3, stride=(2, 2))):
-        arguments = of_integers(case._replace(dtype=torch.bfloat16, layout=layout, activation="relu"), device)
-        arguments["x"][0, 1, 4, 5], arguments["x"][1, 2, 8, 0] = float("inf"), float("nan")
-        out = hipconv.conv2d(**arguments, algorithm=algorithm)
-        torch.testing.assert_close(out, reference_of(arguments).to(out), rtol=0, atol=0, equal_nan=True)
+    cases = [case._replace(dtype=torch.bfloat16, layout=layout) for case in NOT_FINITE]
+    assert_not_finite_stays(cases, device, algorithm)
 
 
 def test_float32_as_tf32_keeps_what_is_not_finite_where_it_belongs(nvidia: torch.device) -> None:
-    for case in (depthwise(8, 12, 20, 3, 3, 1, N=2), depthwise(8, 9, 9, 5, 5, 2, N=3, stride=(2, 2))):
-        arguments = of_integers(case._replace(dtype=torch.float32, layout="nchw", activation="relu"), nvidia)
-        arguments["x"][0, 1, 4, 5], arguments["x"][1, 2, 8, 0] = float("inf"), float("nan")
-        out = hipconv.conv2d(**arguments, algorithm="depthwise_rolling", float32_precision="tf32")
-        torch.testing.assert_close(out, reference_of(arguments).to(out), rtol=0, atol=0, equal_nan=True)
+    cases = [case._replace(dtype=torch.float32, layout="nchw") for case in NOT_FINITE]
+    assert_not_finite_stays(cases, nvidia, "depthwise_rolling", float32_precision="tf32")
 
 
 def test_float32_that_is_rounded_to_tf32_is_near(nvidia: torch.device) -> None:

@@ -8,6 +8,7 @@
 #include "../common/units.h"
 #include "../gemm/layout.h"
 #include "instances.h"
+#include "launch/bounds.h"
 #include "launch/compute_units.h"
 
 namespace hipconv {
@@ -74,8 +75,7 @@ int64_t segments_of(const RollingParams& g, const RollingKernels& kernels, int64
     const auto waves_of_unit = [&](int64_t segments) {
         return ceil_of(ceil_of(of_images * segments, kRollingStrips) * g.conv.out_channels, units);
     };
-    const auto larger = [](int64_t a, int64_t b) { return a > b ? a : b; };
-    const int64_t low = ceil_of(height, larger(14 / step, 4 * halo));
+    const int64_t low = ceil_of(height, larger<int64_t>(14 / step, 4 * halo));
     int64_t best = height <= 7 && height > 1 ? 2 : low;
     const int64_t waves = waves_of_unit(best), rest = waves % resident;
     // To begin takes a wave as long as two rows beside others, and as long as four where all begin at once.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../gemm/layout.h"
+#include "launch/bounds.h"
 #include "params.h"
 
 namespace hipconv {
@@ -117,7 +118,6 @@ inline DirectTiling direct_tiling(const Conv2dParams& p, const Bundling& b, cons
     const int64_t scratch = s.threads / 32 * direct_scratch_bytes(static_cast<int>(s.filters));
     // A tile's pixels have 32-bit offsets in out.
     const auto within = [](int64_t stride) { return 1 + (kLimit31 / 4) / (stride > 0 ? stride : 1); };
-    const auto smaller = [](int64_t a, int64_t b) { return a < b ? a : b; };
     DirectTiling best{};
     double least = 0;
     for (int64_t pieces = 1; pieces <= p.out_width && pieces <= 4096; pieces = pieces < 8 ? pieces + 1 : 2 * pieces) {
@@ -125,7 +125,7 @@ inline DirectTiling direct_tiling(const Conv2dParams& p, const Bundling& b, cons
         t.columns = ceil_of(p.out_width, pieces);
         if (t.columns > smaller(tile_m, within(p.out.column_stride))) continue;
         if (best.rows > 0 && t.columns < 4) break;
-        const int64_t most = smaller(smaller(tile_m / t.columns, p.out_height), within(p.out.row_stride));
+        const int64_t most = smaller(smaller<int64_t>(tile_m / t.columns, p.out_height), within(p.out.row_stride));
         const int64_t balanced = ceil_of(p.out_height, ceil_of(p.out_height, most));
         for (t.passes = 1; t.passes <= (s.block_bundles == 1 ? b.chunks : 1);
              t.passes = t.passes < b.chunks && 2 * t.passes > b.chunks ? b.chunks : 2 * t.passes) {

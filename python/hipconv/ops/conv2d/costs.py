@@ -51,8 +51,7 @@ def last_resort(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
 
 _DEPTHWISE = 1.5  # microseconds, but for what follows
 _DEPTHWISE_BYTES = 3.0e6  # read and written in a microsecond
-# A compute unit makes so many products in a microsecond, by filters in registers (True), or by any others.
-_DEPTHWISE_PRODUCTS = {True: 0.16e6, False: 0.03e6}
+_DEPTHWISE_PRODUCTS = 0.16e6  # of a compute unit in a microsecond, by filters in registers
 # A compute unit makes so many products of other filters in channels_last, and bytes take so much of their time beside them:
 # a fit to 28 layers on an H200.
 _SLIDING_PRODUCTS, _SLIDING_BYTES = 0.038e6, 0.66
@@ -116,18 +115,17 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
         return Estimate(_contiguous_depthwise_us(problem, card, walks) + padded)
     if problem.dtype == "float32" and (problem.layout == "nchw" or taps[0] >= 7 or not walks):
         return Estimate(_float32_depthwise_us(problem, card, walks) + padded)
-    if problem.layout == "nhwc" and not walks:
+    if not walks:
         by_products = products / (_SLIDING_PRODUCTS * card.compute_units)
         us = _DEPTHWISE + _SLIDING_BYTES * _depthwise_bytes_us(problem) + by_products
         return Estimate(_SLIDING_HALVES * us + padded)
-    has_strips = problem.layout == "nhwc" and problem.dtype != "float32" and taps[0] >= 5
-    if not has_strips:
-        rate = _DEPTHWISE_PRODUCTS[walks]
+    if problem.dtype == "float32" or taps[0] == 3:
+        rate = _DEPTHWISE_PRODUCTS
     elif taps[0] == 5 and step[0] == 2 and problem.in_channels % 8 == 0:
         rate = _RING_PRODUCTS
     else:
         rate = _WALKING_PRODUCTS[step[0]]
-    us = max(_depthwise_bytes_us(problem, 1.0 if walks else 0.2), products / (rate * card.compute_units))
+    us = max(_depthwise_bytes_us(problem), products / (rate * card.compute_units))
     if problem.out_channels > problem.in_channels and problem.dtype != "float32":
         us *= _WALKING_FILTERS
     return Estimate(_DEPTHWISE + us + padded)
